@@ -1,0 +1,1 @@
+"""The verifier: many sessions' drafts through one target model."""

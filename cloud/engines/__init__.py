@@ -1,0 +1,1 @@
+"""Engines: what runs the target model, behind one interface (`cloud.engines.base`)."""

@@ -1,0 +1,1 @@
+"""Drafters: small models behind one interface (`edge.drafters.base`)."""

@@ -1,0 +1,1 @@
+"""Coupled sampling, to the bit: the one specification that the target and every drafter follow (NumPy)."""

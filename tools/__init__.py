@@ -1,0 +1,1 @@
+"""Commands that run from a checkout: export, wan, demo, bench."""
