@@ -149,13 +149,17 @@ class Commit(Message, frozen=True, tag=4):
 
 
 class Resync(Message, frozen=True, tag=5):
-    """The device has a text of this length and hash. ask: it wants everything from there on."""
+    """The device has a text of this length and hash. ask: it wants everything from there on.
+
+    alone: it can draft no further for this text, so that the verifier must not wait for drafts, whatever its patience.
+    """
 
     handle: Handle
     epoch: Epoch
     have: Position
     hash: Hash
     ask: bool = False
+    alone: bool = False
 
 
 class Close(Message, frozen=True, tag=6):
@@ -167,13 +171,17 @@ class Close(Message, frozen=True, tag=6):
 
 
 class Error(Message, frozen=True, tag=7):
-    """The verifier cannot go on with a session. retry_ms: when to try again, where that makes sense."""
+    """The verifier cannot go on with a session. retry_ms: when to try again, where that makes sense.
+
+    session is 0 where the verifier knows no more than the handle that it was sent.
+    """
 
     session: SessionId
     epoch: Epoch
     code: Name
     what: Prose = ""
     retry_ms: Millis | None = None
+    handle: Handle | None = None
 
 
 class DeviceState(Message, frozen=True, tag=8):

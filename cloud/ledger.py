@@ -1,0 +1,231 @@
+"""One session as the verifier knows it: facts, guesses and what the device has. Pure: time is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from protocol.messages import Commit, Draft, FinishReason, Limits, Open, Opened
+from protocol.text import Ids, extend_hash, owner_hash, prefix_hashes
+from protocol.tree import DraftTree, Node, parents_of
+
+
+class LedgerError(ValueError):
+    """A draft or a claim that cannot be: the session is quarantined."""
+
+
+@dataclass(slots=True)
+class Grafted:
+    """What became of a draft's guesses. held: the draft waits for its predecessor."""
+
+    new: int = 0
+    stale: int = 0
+    known: int = 0
+    held: bool = False
+
+
+class Ledger:
+    """Append-only text of one session in the hands of one owner, with the tree of guesses behind it.
+
+    text: [length] ids, prompt first; hashes: [length - prompt_len + 1], of the text at each length from prompt_len on.
+    """
+
+    def __init__(
+        self, device: str, opened: Open, *, verifier: str, handle: int, key: int, limits: Limits, now: float
+    ) -> None:
+        self.device, self.session, self.epoch = device, opened.session, opened.epoch
+        self.verifier, self.handle, self.key, self.limits = verifier, handle, key, limits
+        self.prompt_len, self.sampling = opened.prompt_len, opened.sampling
+        self.stop_ids = frozenset(opened.stop_ids)
+        self.patience_s = inf if opened.patience_ms is None else opened.patience_ms / 1000
+        self.text = list(opened.ids)
+        before = prefix_hashes(owner_hash(self.session, verifier, self.epoch), self.text)
+        self.hashes = before[self.prompt_len :]
+        self.end = min(self.prompt_len + opened.max_tokens, limits.context)
+        self._end_reason = FinishReason.CONTEXT if self.end < self.prompt_len + opened.max_tokens else FinishReason.LENGTH
+        self.tree = DraftTree(self.text[-1], len(self.text), self.hashes[-1])
+        self.device_has = len(self.text)
+        self.finish = self._finish_at(len(self.text) - 1) if len(self.text) > self.prompt_len else ""
+        if not self.finish and len(self.text) >= self.end:
+            self.finish = self._end_reason
+        self.steps = 0
+        self.seq = 0
+        self.spoke = False
+        self.heard_at = self.idle_since = self.told_at = now
+        self._early: list[tuple[Draft, int]] = []
+        self._told_advice: int | None = None
+        self._told_step_us = 0
+
+    # -- questions ------------------------------------------------------------------------------------------------
+
+    @property
+    def frontier(self) -> int:
+        return len(self.text)
+
+    @property
+    def last_position(self) -> int:
+        """The last position that this session may ever fill."""
+        return self.end - 1
+
+    def may_run(self) -> bool:
+        """Whether the text may grow: it is not complete, and the device is not too far behind."""
+        return not self.finish and self.frontier - self.device_has < self.limits.ahead
+
+    def due_at(self) -> float:
+        """When the session wants a root row: at once with drafts, else when its patience is over."""
+        return self.idle_since if len(self.tree) else self.idle_since + self.patience_s
+
+    def draft_rows(self, most: int) -> list[Node]:
+        """Up to `most` guesses to certify, parents first, none behind the last position that may be filled."""
+        # The step draws one token behind the deepest accepted guess, so a guess for the last position buys nothing.
+        deepest = min(self.last_position - 1, self.device_has + self.limits.ahead - 1)
+        rows: list[Node] = []
+        for node in self.tree:
+            if len(rows) == most:
+                break
+            if node.position <= deepest:
+                rows.append(node)
+        return rows
+
+    def hash_at(self, length: int) -> int | None:
+        """The hash of the text's first `length` ids, where that is at least the prompt."""
+        at = length - self.prompt_len
+        return self.hashes[at] if 0 <= at < len(self.hashes) else None
+
+    # -- events ---------------------------------------------------------------------------------------------------
+
+    def heard(self, have: int, hash: int | None, now: float) -> None:
+        """The device says what it has. Raises LedgerError for a text that is not this one."""
+        self.spoke = True
+        self.heard_at = now
+        if have > self.frontier or have < self.prompt_len:
+            raise LedgerError(f"the device says it has {have} tokens of a text of {self.frontier}")
+        if hash is not None and hash != self.hash_at(have):
+            raise LedgerError(f"the device's text differs within its first {have} tokens")
+        self.device_has = max(self.device_has, have)
+
+    def graft(self, draft: Draft, now: float) -> Grafted:
+        """Add a draft's guesses to the tree. Raises LedgerError for one that breaks the announced limits."""
+        parents = self._check(draft)
+        self.heard(draft.have, None, now)
+        self.seq = draft.seq
+        result = self._place(draft, parents)
+        if result.held:
+            self._early = [*self._early[-3:], (draft, self.steps)]
+        elif result.new:
+            self._retry_early()
+        return result
+
+    def commit(self, accepted: Sequence[int], now: float) -> tuple[int, int]:
+        """Append what a step drew; `accepted` is cut at a stop id or the end. Returns (base, ids that had been guessed)."""
+        base = self.frontier
+        ids: list[int] = []
+        for id in accepted:
+            ids.append(id)
+            self.text.append(id)
+            self.hashes.append(extend_hash(self.hashes[-1], id))
+            self.finish = self._finish_at(self.frontier - 1)
+            if self.finish:
+                break
+        guessed = len(self.tree.advance(ids))
+        self.steps += 1
+        self.idle_since = now
+        self._retry_early()
+        return base, guessed
+
+    def opened(self, now: float, step_us: int) -> Opened:
+        """The answer to the session's open, as often as it is asked."""
+        self.told_at = now
+        patience = None if self.patience_s == inf else round(self.patience_s * 1000)
+        return Opened(
+            self.session, self.epoch, self.verifier, self.handle, self.frontier, self.limits, step_us, patience
+        )
+
+    def news(self, base: int, now: float, *, step_us: int = 0, advice: int | None = None) -> Commit:
+        """Everything committed from `base` on, with what is held, and time and advice where they have changed."""
+        hash = self.hash_at(base)
+        assert hash is not None
+        self.told_at = now
+        moved = abs(step_us - self._told_step_us) > self._told_step_us * 0.15
+        if moved:
+            self._told_step_us = step_us
+        advised = advice if advice != self._told_advice else None
+        self._told_advice = advice
+        return Commit(
+            self.handle,
+            self.epoch,
+            base,
+            hash,
+            Ids(self.text[base:]),
+            self.seq,
+            len(self.tree),
+            self.finish,
+            step_us if moved else None,
+            advised,
+        )
+
+    # -- details --------------------------------------------------------------------------------------------------
+
+    def _finish_at(self, position: int) -> str:
+        if self.text[position] in self.stop_ids:
+            return FinishReason.STOP
+        return self._end_reason if position + 1 >= self.end else ""
+
+    def _check(self, draft: Draft) -> list[int]:
+        parents = parents_of(len(draft.ids), draft.deltas)
+        if parents is None:
+            raise LedgerError("the draft's deltas do not describe a tree")
+        if draft.base < self.prompt_len:
+            raise LedgerError(f"the draft's base {draft.base} lies within the prompt of {self.prompt_len}")
+        if len(draft.ids) > self.limits.draft_rows:
+            raise LedgerError(f"a draft of {len(draft.ids)} rows is over the limit of {self.limits.draft_rows}")
+        if not self.limits.trees and draft.deltas:
+            raise LedgerError("this verifier takes chains only")
+        outside = next((id for id in draft.ids if id >= self.limits.vocab_size), None)
+        if outside is not None:
+            raise LedgerError(f"draft id {outside} is outside the vocabulary of {self.limits.vocab_size}")
+        return parents
+
+    def _place(self, draft: Draft, parents: list[int]) -> Grafted:
+        """Walk the draft down the committed text, then down the tree.
+
+        A place is a length of committed text, or a node; None once the draft has left the text's path.
+        """
+        result = Grafted()
+        start: int | Node | None
+        if draft.base <= self.frontier:
+            start = draft.base if self.hash_at(draft.base) == draft.hash else None
+        else:
+            start = self.tree.find(draft.base, draft.hash)
+            result.held = start is None
+        places: list[int | Node | None] = []
+        for id, parent in zip(draft.ids, parents, strict=True):
+            at = start if parent < 0 else places[parent]
+            if isinstance(at, int) and at == self.frontier:
+                at = self.tree.root
+            if at is None:
+                result.stale += 1
+                places.append(None)
+            elif isinstance(at, int):
+                result.stale += 1
+                places.append(at + 1 if self.text[at] == id else None)
+            elif id in at.children:
+                result.known += 1
+                places.append(at.children[id])
+            elif len(self.tree) >= self.limits.draft_rows or (at.children and not self.limits.trees):
+                result.stale += 1
+                places.append(None)
+            else:
+                result.new += 1
+                places.append(self.tree.add(at, id))
+        return result
+
+    def _retry_early(self) -> None:
+        """Graft drafts that came before their predecessor; one that has waited a whole step is dropped."""
+        waiting, self._early = self._early, []
+        for draft, step in waiting:
+            parents = parents_of(len(draft.ids), draft.deltas)
+            assert parents is not None
+            if self._place(draft, parents).held and self.steps <= step + 1:
+                self._early.append((draft, step))

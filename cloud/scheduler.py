@@ -1,0 +1,64 @@
+"""What the next step should hold: root rows of all due sessions first, then prefill chunks, then draft rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from cloud.engines.base import Plan, Work
+from cloud.ledger import Ledger
+from protocol.tree import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduler:
+    """The plain policy. rows: most rows of one step; prefill_chunk: most rows of one session's prefill in a step."""
+
+    rows: int = 64
+    prefill_chunk: int = 64
+
+    def plan(self, ledgers: Iterable[Ledger], pending: Callable[[int], int], now: float) -> Plan:
+        """pending: ids of a session's text that the engine has not evaluated. Longest waiting sessions come first."""
+        budget = self.rows
+        roots: list[Ledger] = []
+        prefills: list[tuple[Ledger, int, bool]] = []
+        for ledger in sorted(ledgers, key=lambda ledger: ledger.idle_since):
+            due = ledger.may_run() and ledger.due_at() <= now
+            left = pending(ledger.key)
+            if left == 1:
+                if due and budget:
+                    roots.append(ledger)
+                    budget -= 1
+            elif not ledger.finish:
+                # The root row draws a token, so it is left out where the session's patience is not over.
+                prefills.append((ledger, left if due else left - 1, due))
+        work: list[Work] = []
+        for ledger, left, _ in prefills:
+            rows = min(left, self.prefill_chunk, budget)
+            if rows:
+                work.append(Work(ledger.key, rows))
+                budget -= rows
+        shares = self._share(roots, budget)
+        work.extend(rows_of(ledger, share) for ledger, share in zip(roots, shares, strict=True))
+        return Plan(work)
+
+    @staticmethod
+    def _share(roots: list[Ledger], budget: int) -> list[int]:
+        """Draft rows for each root, one at a time round the sessions until the budget or the guesses run out."""
+        wishes = [len(ledger.tree) for ledger in roots]
+        shares = [0] * len(roots)
+        while budget:
+            hungry = [i for i, wish in enumerate(wishes) if shares[i] < wish][:budget]
+            if not hungry:
+                break
+            for i in hungry:
+                shares[i] += 1
+            budget -= len(hungry)
+        return shares
+
+
+def rows_of(ledger: Ledger, most: int) -> Work:
+    """A root row with up to `most` draft rows behind it."""
+    nodes = ledger.draft_rows(most)
+    index: dict[Node | None, int] = {node: i for i, node in enumerate(nodes)}
+    return Work(ledger.key, 1, [node.id for node in nodes], [index.get(node.parent, -1) for node in nodes])

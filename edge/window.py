@@ -1,0 +1,498 @@
+"""One session as the board knows it: the certified text, the guesses behind it, and who certifies. Pure: events in,
+actions out, time as an argument. The window believes nobody but the owner it has chosen, repairs what was lost by its
+own timers, and opens again elsewhere when the owner falls silent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from protocol import topics
+from protocol.errors import SessionError
+from protocol.messages import (
+    AnyMessage,
+    Close,
+    Commit,
+    Draft,
+    Error,
+    ErrorCode,
+    Limits,
+    Open,
+    Opened,
+    Resync,
+    VerifierState,
+)
+from protocol.sampling import Sampling
+from protocol.text import Ids, extend_hash, owner_hash, prefix_hashes
+from protocol.tree import DraftTree, Node, deltas_of
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What an application asks for. session: random, 64 bits; prompt: ids, at least one; patience_s: 0 never waits."""
+
+    session: int
+    target: str
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    max_tokens: int
+    stop_ids: tuple[int, ...] = ()
+    patience_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds. open_s: until an unanswered open is repeated with the next epoch; repair_s: until a silent owner is
+    asked; silence_s: until it is left; acknowledge_s: until new text is acknowledged where no draft does it;
+    draft_expiry_s: how long a broker may keep a draft.
+    """
+
+    open_s: float = 4.0
+    repair_s: float = 1.0
+    silence_s: float = 6.0
+    acknowledge_s: float = 0.5
+    draft_expiry_s: int = 2
+    retry_most_s: float = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A message to publish."""
+
+    topic: str
+    message: AnyMessage
+    qos: int = 0
+    expiry_s: int | None = None
+
+
+@dataclass(slots=True)
+class Guess:
+    """What the board remembers of a node. path: the product of the drafter's probabilities from the root's child on;
+    row, candidates: set once the drafter has evaluated the node; seq: the draft that carried it, or None.
+    """
+
+    path: float = 1.0
+    row: object = None
+    candidates: list | None = None
+    seq: int | None = None
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a session did: messages by kind, and tokens. guessed: committed tokens that the board had guessed."""
+
+    commits: int = 0
+    committed: int = 0
+    guessed: int = 0
+    drafts: int = 0
+    drafted: int = 0
+    opens: int = 0
+    ignored: Counter[str] = field(default_factory=Counter)
+
+
+MAX_FRUITLESS_OPENS = 8
+
+
+class Window:
+    """The session's state. Actions gather in an outbox (`take`); moves of the text gather for the drafter (`moves`).
+
+    text: [frontier] ids, prompt first. tree: guesses behind it, each with a `Guess` in its note.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        request: Request,
+        *,
+        timing: Timing,
+        now: float,
+        committed: Sequence[int] = (),
+        epoch: int = 0,
+    ) -> None:
+        self.device, self.request, self.timing, self.epoch = device, request, timing, epoch
+        self.text = [*request.prompt, *committed]
+        self.prompt_len = len(request.prompt)
+        self.tree = DraftTree(self.text[-1], len(self.text), 0)
+        self.tree.root.note = Guess()
+        self.tally = Tally()
+        self.finish = ""
+        self.failure: SessionError | None = None
+        self.problem = ""
+        self.verifier = ""
+        self.limits: Limits | None = None
+        self.step_s = 0.0
+        self.advice: int | None = None
+        self.alone = False
+        self.sent_at = -inf
+        self._hashes: list[int] = []
+        self._handle = -1
+        self._link_up = True
+        self._opened_sent = False
+        self._open_at = now
+        self._fruitless = 0
+        self._heard_at = self._asked_at = self._told_at = now
+        self._told = 0
+        self._seq = 0
+        self._outbox: list[Send] = []
+        self.moves: list[tuple[list[int], list[Node]]] = []
+
+    # -- questions ------------------------------------------------------------------------------------------------
+
+    @property
+    def frontier(self) -> int:
+        return len(self.text)
+
+    @property
+    def committed(self) -> list[int]:
+        return self.text[self.prompt_len :]
+
+    @property
+    def owned(self) -> bool:
+        return self._handle >= 0
+
+    @property
+    def done(self) -> bool:
+        return bool(self.finish) or self.failure is not None
+
+    @property
+    def num_rows(self) -> int:
+        """How many guesses the owner takes; a cautious number before one is known."""
+        return self.limits.draft_rows if self.limits else 16
+
+    def can_guess(self, parent: Node) -> bool:
+        """Whether a child of `parent` may still be guessed: within the owner's limits and before the text's end."""
+        last = self.prompt_len + self.request.max_tokens - 1
+        return len(self.tree) < self.num_rows and parent.position + 1 < last
+
+    def unsent(self) -> list[Node]:
+        return [node for node in self.tree if node.note.seq is None]
+
+    def in_flight(self) -> int:
+        """Guesses that were sent and are not decided yet."""
+        return sum(node.note.seq is not None for node in self.tree)
+
+    def holds(self, node: Node) -> bool:
+        """Whether the node is still the root or a guess behind it."""
+        return node is self.tree.root or self.tree.find(node.position + 1, node.hash) is node
+
+    # -- drafting -------------------------------------------------------------------------------------------------
+
+    def guess(self, parent: Node, id: int, probability: float) -> Node:
+        """Add a guess behind a node of the tree."""
+        node = self.tree.add(parent, id)
+        if node.note is None:
+            node.note = Guess(path=parent.note.path * probability)
+        return node
+
+    def flush(self, now: float) -> None:
+        """Send the guesses that were not sent yet, as one draft."""
+        fresh = set(self.unsent())
+        if not fresh or not self.owned or not self._link_up or self.done:
+            return
+        graft, nodes = spanning(self.tree, fresh)
+        index = {node: i for i, node in enumerate(nodes)}
+        self._seq += 1
+        for node in nodes:
+            node.note.seq = self._seq
+        draft = Draft(
+            self._handle,
+            self.epoch,
+            self._seq % 256,
+            graft.position + 1,
+            graft.hash,
+            self.frontier,
+            Ids(node.id for node in nodes),
+            Ids(deltas_of([index.get(node.parent, -1) for node in nodes])),  # type: ignore[arg-type]
+        )
+        self._say(draft, now)
+        self.sent_at = now
+        self.tally.drafts += 1
+        self.tally.drafted += len(fresh)
+
+    def give_up_drafting(self, now: float) -> None:
+        """The drafter can go no further with this text: the verifier is told not to wait for drafts."""
+        if not self.alone:
+            self.alone = True
+            if self.owned:
+                self._resync(now, ask=False)
+
+    # -- events ---------------------------------------------------------------------------------------------------
+
+    def receive(self, message: AnyMessage, now: float) -> None:
+        """Take one message of the verdict topic, or a verifier's state."""
+        match message:
+            case Opened():
+                self._on_opened(message, now)
+            case Commit():
+                self._on_commit(message, now)
+            case Error():
+                self._on_error(message, now)
+            case VerifierState() if self.owned and message.verifier == self.verifier and message.status != "up":
+                self._reopen(now, f"verifier {self.verifier} is {message.status}")
+            case _:
+                self.tally.ignored["other"] += 1
+
+    def link_up(self, now: float) -> None:
+        """The broker is reached again; what was said in between may be lost."""
+        self._link_up = True
+        self._heard_at = now
+        if self.owned and not self.done:
+            self._ask(now)
+        elif not self.done:
+            self._open_at = now
+
+    def link_down(self, reason: str) -> None:
+        self._link_up = False
+        self.problem = reason
+
+    def unserved(self, now: float) -> None:
+        """The broker found no verifier for our open."""
+        if not self.owned and not self.done:
+            self.problem = f"no verifier serves {self.request.target} at this broker"
+            self._open_at = now + self._back_off()
+
+    def tick(self, now: float) -> None:
+        """Open, ask, acknowledge or leave, where it is time."""
+        if self.done or not self._link_up:
+            return
+        if not self.owned:
+            if now >= self._open_at:
+                if self._opened_sent:
+                    self.epoch += 1
+                    self.problem = self.problem or f"no verifier of {self.request.target} has answered"
+                self._open(now)
+            return
+        if now - self._heard_at >= self.timing.silence_s:
+            self._reopen(now, f"verifier {self.verifier} has been silent for {self.timing.silence_s:g} s")
+        elif now - max(self._heard_at, self._asked_at) >= self.timing.repair_s:
+            self._ask(now)
+        elif self._must_acknowledge(now):
+            self._resync(now, ask=False)
+
+    def wake_at(self) -> float:
+        """When `tick` may next have something to do."""
+        if self.done or not self._link_up:
+            return inf
+        if not self.owned:
+            return self._open_at
+        times = [
+            self._heard_at + self.timing.silence_s,
+            max(self._heard_at, self._asked_at) + self.timing.repair_s,
+        ]
+        if self.frontier > self._told:
+            times.append(self._told_at + self.timing.acknowledge_s)
+        return min(times)
+
+    def cancel(self) -> None:
+        """The application no longer wants the text."""
+        if not self.done:
+            self.failure = SessionError("cancelled by the application", where=f"session {self.request.session:016x}")
+            self._close_owner("cancelled")
+
+    def take(self) -> list[Send]:
+        """The messages to publish since the last call."""
+        sends, self._outbox = self._outbox, []
+        return sends
+
+    # -- the owner's messages -------------------------------------------------------------------------------------
+
+    def _on_opened(self, message: Opened, now: float) -> None:
+        if message.session != self.request.session:
+            self.tally.ignored["session"] += 1
+            return
+        if self.owned and (message.verifier, message.epoch) == (self.verifier, self.epoch):
+            self._heard_at = now
+            return
+        if self.owned or self.done or message.epoch != self.epoch:
+            self.tally.ignored["opened"] += 1
+            leave = Close(message.session, message.epoch, "another verifier owns this session")
+            self._outbox.append(Send(topics.draft_topic(self.device, message.verifier), leave, qos=1))
+            return
+        self.verifier, self._handle, self.limits = message.verifier, message.handle, message.limits
+        self.step_s = message.step_us / 1e6
+        self.problem = ""
+        hashes = prefix_hashes(owner_hash(self.request.session, self.verifier, self.epoch), self.text)
+        self._hashes = hashes[self.prompt_len :]
+        self.tree.rehash(self._hashes[-1])
+        self._forget_sent()
+        self._prune()
+        self._heard_at = self._asked_at = self._told_at = now
+        self._told = self.frontier
+        if message.length != self.frontier:
+            self._ask(now)
+        elif self.alone:
+            self._resync(now, ask=False)
+
+    def _on_commit(self, message: Commit, now: float) -> None:
+        if not self.owned or (message.handle, message.epoch) != (self._handle, self.epoch):
+            self.tally.ignored["owner"] += 1
+            return
+        if message.base > self.frontier:
+            self._heard_at = now
+            self.tally.ignored["gap"] += 1
+            if now - self._asked_at >= self.timing.repair_s / 4:
+                self._ask(now)
+            return
+        at = message.base - self.prompt_len
+        if at < 0 or message.hash != self._hashes[at]:
+            self.tally.ignored["hash"] += 1
+            return
+        known = self.frontier - message.base
+        ids = list(message.ids)
+        overlap = ids[:known]
+        if overlap != self.text[message.base : message.base + len(overlap)] or not self._in_vocabulary(ids):
+            self._reopen(now, f"verifier {self.verifier} contradicted itself at {message.base}")
+            return
+        self._heard_at = now
+        if message.step_us is not None:
+            self.step_s = message.step_us / 1e6
+        if message.advice is not None:
+            self.advice = message.advice
+        fresh = ids[known:]
+        if fresh:
+            self._append(fresh)
+            self.tally.commits += 1
+        if message.finish and message.base + len(ids) == self.frontier:
+            self.finish = message.finish
+            self._close_owner("done")
+        elif message.base + len(ids) == self.frontier:
+            self._compare(message)
+
+    def _append(self, ids: list[int]) -> None:
+        self.text.extend(ids)
+        for id in ids:
+            self._hashes.append(extend_hash(self._hashes[-1], id))
+        kept = self.tree.advance(ids)
+        if self.tree.root.note is None:
+            self.tree.root.note = Guess()
+        scale = self.tree.root.note.path
+        for node in self.tree:
+            node.note.path /= scale
+        self.tree.root.note.path = 1.0
+        self.moves.append((ids, kept))
+        self.tally.committed += len(ids)
+        self.tally.guessed += len(kept)
+        self._fruitless = 0
+
+    def _compare(self, message: Commit) -> None:
+        """Send again what the owner should hold of our drafts and does not."""
+        latest = self._seq - (self._seq - message.seq) % 256
+        seen = [node for node in self.tree if node.note.seq is not None and node.note.seq <= latest]
+        if message.held < len(seen):
+            self.tally.ignored["lost drafts"] += 1
+            for node in seen:
+                node.note.seq = None
+
+    def _on_error(self, message: Error, now: float) -> None:
+        ours = message.session == self.request.session or (self.owned and message.handle == self._handle)
+        if self.done or not ours or message.epoch != self.epoch:
+            self.tally.ignored["error"] += 1
+            return
+        what = f"{message.code}: {message.what}" if message.what else message.code
+        self._fruitless += 1
+        if message.code in ErrorCode.REOPEN and self._fruitless <= MAX_FRUITLESS_OPENS:
+            self._reopen(now, what, retry_s=None if message.retry_ms is None else message.retry_ms / 1000)
+        else:
+            self._fail(what, message.code)
+
+    # -- what the window says -------------------------------------------------------------------------------------
+
+    def _open(self, now: float) -> None:
+        request = self.request
+        message = Open(
+            request.session,
+            self.epoch,
+            request.target,
+            self.prompt_len,
+            Ids(self.text),
+            request.sampling,
+            request.max_tokens,
+            request.stop_ids,
+            None if request.patience_s == inf else round(request.patience_s * 1000),
+        )
+        self._outbox.append(Send(topics.open_topic(self.device, request.target), message, qos=1))
+        self._opened_sent = True
+        self._open_at = now + self.timing.open_s
+        self.tally.opens += 1
+
+    def _reopen(self, now: float, why: str, retry_s: float | None = None) -> None:
+        self.problem = why
+        if self.owned:
+            self._close_owner(why[:200])
+        self._handle, self.verifier = -1, ""
+        self._opened_sent = False
+        self.epoch += 1
+        self._open_at = now + (retry_s if retry_s is not None else self._back_off() if self._fruitless > 1 else 0.0)
+        self._forget_sent()
+
+    def _back_off(self) -> float:
+        return min(0.25 * 2**self._fruitless, self.timing.retry_most_s)
+
+    def _ask(self, now: float) -> None:
+        """Ask for everything from our own length on, and say all our guesses again."""
+        self._resync(now, ask=True)
+        self._asked_at = now
+        self._forget_sent()
+
+    def _resync(self, now: float, *, ask: bool) -> None:
+        self._say(Resync(self._handle, self.epoch, self.frontier, self._hashes[-1], ask, self.alone), now)
+
+    def _say(self, message: Draft | Resync, now: float) -> None:
+        topic = topics.draft_topic(self.device, self.verifier)
+        self._outbox.append(Send(topic, message, expiry_s=self.timing.draft_expiry_s))
+        self._told, self._told_at = self.frontier, now
+
+    def _close_owner(self, reason: str) -> None:
+        if self.owned:
+            close = Close(self.request.session, self.epoch, reason)
+            self._outbox.append(Send(topics.draft_topic(self.device, self.verifier), close, qos=1))
+
+    def _fail(self, what: str, code: str) -> None:
+        self.failure = SessionError(what, code=code, where=f"session {self.request.session:016x}")
+
+    # -- details --------------------------------------------------------------------------------------------------
+
+    def _must_acknowledge(self, now: float) -> bool:
+        ahead = self.limits.ahead if self.limits else 64
+        behind = self.frontier - self._told
+        return behind >= max(1, ahead // 4) or (behind > 0 and now - self._told_at >= self.timing.acknowledge_s)
+
+    def _in_vocabulary(self, ids: Sequence[int]) -> bool:
+        return self.limits is not None and all(id < self.limits.vocab_size for id in ids)
+
+    def _forget_sent(self) -> None:
+        for node in self.tree:
+            node.note.seq = None
+
+    def _prune(self) -> None:
+        """Drop the latest guesses that are over a new owner's limits."""
+        assert self.limits is not None
+        while len(self.tree) > self.limits.draft_rows:
+            self.tree.drop(list(self.tree)[-1])
+        if not self.limits.trees:
+            for node in list(self.tree):
+                if self.holds(node) and node.parent is not None and len(node.parent.children) > 1:
+                    first = next(iter(node.parent.children.values()))
+                    if node is not first:
+                        self.tree.drop(node)
+
+
+def spanning(tree: DraftTree, fresh: set[Node]) -> tuple[Node, list[Node]]:
+    """(node to graft at, nodes to send): the smallest subtree that holds `fresh`, parents first."""
+    wanted = set(fresh)
+    for node in fresh:
+        at = node.parent
+        while at is not None and at is not tree.root and at not in wanted:
+            wanted.add(at)
+            at = at.parent
+    graft = tree.root
+    while True:
+        inside = [child for child in graft.children.values() if child in wanted]
+        if len(inside) != 1 or inside[0] in fresh:
+            break
+        graft = inside[0]
+        wanted.discard(graft)
+    return graft, [node for node in tree if node in wanted]
