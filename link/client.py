@@ -1,0 +1,145 @@
+"""paho-mqtt as this project uses it: a client for one connection, the socket's tuning, and failures in words."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from paho.mqtt import client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+
+from link.config import BrokerConfig
+from protocol.errors import ConfigError
+
+UNSENT_BYTES = 16 << 10  # what the kernel may hold unsent: what waits longer must wait where it can still be dropped
+
+REMEDIES = {
+    0x84: "The broker must speak MQTT 5.",
+    0x85: "Check `client_id` in [broker].",
+    0x86: "Check `username` and `password_file` in [broker].",
+    0x87: "Check `username` and `password_file` in [broker], and the broker's access list.",
+    0x8A: "Ask the broker's operator to lift the ban.",
+    0x8E: "Another process uses the same client id: stop it, or give this one a `client_id` of its own.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Will:
+    """Published by the broker when this client vanishes without a goodbye. expiry_s: seconds it then lives."""
+
+    topic: str
+    payload: bytes
+    retain: bool = False
+    expiry_s: int | None = None
+    qos: int = 1
+
+
+def new_client(config: BrokerConfig, client_id: str, will: Will | None, tls: ssl.SSLContext | None) -> paho.Client:
+    """A client whose `reconnect()` makes one connection with a clean start.
+
+    Each connection has its own, so that nothing of a lost one can leak into the next.
+    """
+    client = paho.Client(CallbackAPIVersion.VERSION2, client_id=client_id, protocol=paho.MQTTv5)
+    client.connect_timeout = config.connect_timeout_s
+    client.max_inflight_messages_set(0)  # the link's window counts instead: paho does not obey the Receive Maximum
+    if config.username is not None:
+        client.username_pw_set(config.username, password(config))
+    if tls is not None:
+        client.tls_set_context(tls)
+    if will is not None:
+        properties = Properties(PacketTypes.WILLMESSAGE)
+        if will.expiry_s is not None:
+            properties.MessageExpiryInterval = will.expiry_s
+        client.will_set(will.topic, will.payload, will.qos, will.retain, properties)
+    client.on_socket_open = _tune
+    limits = Properties(PacketTypes.CONNECT)
+    limits.MaximumPacketSize = config.max_packet_bytes
+    client.connect_async(config.host, config.port, config.keepalive_s, clean_start=True, properties=limits)
+    return client
+
+
+@lru_cache(maxsize=256)
+def expiry(seconds: int | None) -> Properties | None:
+    """Publish properties for a message that lives so long. Cached: making them costs more than sending them."""
+    if seconds is None:
+        return None
+    properties = Properties(PacketTypes.PUBLISH)
+    properties.MessageExpiryInterval = seconds
+    return properties
+
+
+def password(config: BrokerConfig) -> str | None:
+    """The first line of the password file, read anew for each connection so that a changed one is taken up.
+
+    Raises ConfigError when the file cannot be read.
+    """
+    if config.password_file is None:
+        return None
+    try:
+        return config.password_file.read_text(encoding="utf-8").split("\n", 1)[0].rstrip("\r")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"cannot read password_file {config.password_file}: {_words(error)}",
+            where="[broker]",
+            remedy="Name a readable file with the password in its first line.",
+        ) from None
+
+
+def tls_context(config: BrokerConfig) -> ssl.SSLContext | None:
+    """Raises ConfigError when a certificate or key cannot be used."""
+    if config.tls is None:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=config.tls.ca)
+        if config.tls.cert is not None:
+            context.load_cert_chain(config.tls.cert, config.tls.key)
+    except OSError as error:  # ssl.SSLError is one
+        files = ", ".join(str(path) for path in (config.tls.ca, config.tls.cert, config.tls.key) if path)
+        raise ConfigError(
+            f"cannot use {files}: {_words(error)}",
+            where="[broker.tls]",
+            remedy="Name readable PEM files, the key without a passphrase.",
+        ) from None
+    return context
+
+
+def remedy(reason: ReasonCode) -> str:
+    """What to do about a broker's reason code."""
+    return REMEDIES.get(reason.value, "Trying again.")
+
+
+def explain(error: OSError) -> tuple[str, str]:
+    """(what, remedy) for a connection that could not be made."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"TLS: {error.verify_message}", "Check `ca` in [broker.tls], and that `host` is the certificate's name."
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {_words(error)}", "Check that the port is the broker's TLS port, and [broker.tls]."
+    if isinstance(error, socket.gaierror):
+        return f"no such host: {_words(error)}", "Check `host` in [broker], and the name server."
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused", "Check that the broker runs, and `port` in [broker]."
+    if isinstance(error, TimeoutError):
+        return "no answer to the connection", "Check the network and `host` in [broker]."
+    if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
+        return "no route to the broker", "Check the network."
+    return _words(error), "Trying again."
+
+
+def _words(error: Exception) -> str:
+    return getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+
+
+def _tune(client: paho.Client, userdata: Any, sock: Any) -> None:
+    """Small messages leave at once, and what the network does not take is noticed at once."""
+    with suppress(OSError):  # a socket that is not TCP
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)

@@ -1,0 +1,432 @@
+"""The link: MQTT 5 to one broker, reconnecting for ever, never blocking the caller; used by boards and cloud alike."""
+
+from __future__ import annotations
+
+import logging
+import random
+import selectors
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paho.mqtt import client as paho
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from link.client import Will, expiry, explain, new_client, password, remedy, tls_context
+from link.config import BrokerConfig
+from link.outbox import EXPIRED, PACKET_TOO_LARGE, QUOTA_EXCEEDED, Message, Queue, Window
+from protocol.errors import ConfigError, LinkError, WireError
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.5
+STABLE_S = 5.0  # a connection that lasted this long was a success: the next pause is short again
+GOODBYE_S = 0.5  # for the last packet, after what `close` allows for the queue
+READ_AT_ONCE = 16
+TICK_S = 0.5  # keepalive and refresh are looked at this often
+
+
+@dataclass(slots=True)
+class Counters:
+    """Messages, and payload bytes. dropped: for want of a connection or of room in a queue; refused: too large."""
+
+    sent: int = 0
+    received: int = 0
+    acknowledged: int = 0
+    dropped: int = 0
+    expired: int = 0
+    refused: int = 0
+    connects: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+
+class MqttLink:
+    """One MQTT 5 client on a thread of its own.
+
+    on_message(topic, payload), on_puback(topic, reason code) and on_state(up, reason) are called on that thread, one
+    at a time and with no lock held: they may publish, and they must be quick, since nothing is received meanwhile.
+    on_state reports every connection made or lost and every failed attempt; `failure` holds the latest as LinkError.
+    on_puback reports, for QoS 1, what the broker answered (0: delivered to somebody, 0x10: nobody subscribes,
+    0x80 and above: refused) or that the message was given up here (`link.outbox`: EXPIRED, PACKET_TOO_LARGE,
+    QUOTA_EXCEEDED).
+
+    Raises ConfigError for TLS files or a password file that cannot be read.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        client_id: str,
+        *,
+        on_message: Callable[[str, bytes], None],
+        on_state: Callable[[bool, str], None] = lambda up, reason: None,
+        on_puback: Callable[[str, int], None] = lambda topic, reason: None,
+        subscriptions: Iterable[tuple[str, int]] = (),
+        will: Will | None = None,
+    ) -> None:
+        self._config, self._client_id, self._will = config, config.client_id or client_id, will
+        self._on_message, self._on_state, self._on_puback = on_message, on_state, on_puback
+        self._tls = tls_context(config)
+        password(config)
+        self.failure: LinkError | None = None
+        self._lock = threading.Lock()  # everything below, and every call into paho while connected
+        self._changed = threading.Condition(self._lock)
+        self._subscriptions = dict(subscriptions)
+        self._retained: dict[str, tuple[bytes, float | None]] = {}
+        self._refresh_at: dict[str, float] = {}
+        self._outbox = Queue(config.max_queued_messages, config.max_queued_bytes)
+        self._backlog = Queue(config.max_queued_messages * 16, config.backlog_bytes)
+        self._window = Window()
+        self._counters = Counters()
+        self._events: list[tuple[Callable[..., None], Any, Any]] = []
+        self._client: paho.Client | None = None
+        self._up = False
+        self._lost: LinkError | None = None
+        self._granting: set[int] = set()  # subscribe packet ids without an answer yet
+        self._packet_limit = config.max_packet_bytes
+        self._close_by: float | None = None
+        self._goodbye = False
+        self._wake_r, self._wake_w = socket.socketpair()
+        self._wake_r.setblocking(False)
+        self._wake_w.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name=f"mqtt {config.address}", daemon=True)
+
+    # What callers on any thread use.
+
+    def start(self) -> MqttLink:
+        self._thread.start()
+        return self
+
+    @property
+    def up(self) -> bool:
+        """Whether the broker has accepted this client and its subscriptions."""
+        return self._up
+
+    def wait_up(self, timeout_s: float) -> None:
+        """Return once the link is up. Raises LinkError with the latest failure when it is not up in time."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._up, timeout_s):
+                raise self.failure or LinkError(f"no answer within {timeout_s:g} s", where=self._config.address)
+
+    def counters(self) -> Counters:
+        with self._lock:
+            return replace(self._counters)
+
+    def publish(
+        self, topic: str, payload: bytes, qos: int = 0, retain: bool = False, expiry_s: float | None = None
+    ) -> bool:
+        """Send, or queue, one message without waiting for the network; False when it was dropped instead.
+
+        QoS 0: dropped while there is no connection; while the socket is full it waits in a short backlog.
+        QoS 1: waits, in order, until the broker acknowledges it, across connections (so it can arrive twice).
+        A queue that overflows drops its oldest message; a message that waits longer than expiry_s is dropped.
+        Raises WireError for a topic that cannot be published to.
+        """
+        if not topic or len(topic) > 65535 or any(c in topic for c in "+#\0"):
+            raise WireError(f"cannot publish to topic {topic!r}", where="link")
+        message = Message(topic, payload, qos, retain, expiry_s, time.monotonic())
+        with self._lock:
+            if self._close_by is not None or (qos == 0 and not self._up):
+                self._counters.dropped += 1
+                return False
+            if message.size > self._packet_limit:
+                self._give_up(message, PACKET_TOO_LARGE)
+                return False
+            for dropped in (self._outbox if qos else self._backlog).put(message):
+                self._give_up(dropped, QUOTA_EXCEEDED)
+            self._pump()
+            return True
+
+    def retain(self, topic: str, payload: bytes, expiry_s: float | None = None) -> None:
+        """Keep `payload` as the retained state of `topic`: sent at each connect and again after half of expiry_s."""
+        with self._lock:
+            self._retained[topic] = payload, expiry_s
+            self._refresh_at[topic] = 0.0
+        self._wake()
+
+    def forget(self, topic: str) -> None:
+        """Remove the retained state of `topic` here and at the broker."""
+        with self._lock:
+            self._retained.pop(topic, None)
+            self._refresh_at.pop(topic, None)
+        self.publish(topic, b"", qos=1, retain=True)
+
+    def subscribe(self, topic_filter: str, qos: int = 0) -> None:
+        """Add a subscription, now and at each connect."""
+        with self._lock:
+            self._subscriptions[topic_filter] = qos
+            if self._client and self._up:
+                self._send_subscriptions(self._client, {topic_filter: qos})
+
+    def unsubscribe(self, topic_filter: str) -> None:
+        """End a subscription; what the broker has already sent still arrives."""
+        with self._lock:
+            if self._subscriptions.pop(topic_filter, None) is not None and self._client and self._up:
+                self._client.unsubscribe(topic_filter)
+
+    def close(self, timeout_s: float = 2.0) -> bool:
+        """Flush QoS 1 for at most timeout_s, say goodbye (the will is not published) and end the thread.
+
+        True when nothing was left unacknowledged.
+        """
+        with self._lock:
+            self._close_by = time.monotonic() + timeout_s
+        self._wake()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s + 1.0)
+        with self._lock:
+            return not len(self._outbox) and not len(self._window)
+
+    # Under the lock, on any thread.
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # full: it will wake anyway; closed: nobody to wake
+            self._wake_w.send(b"w")
+
+    def _notify(self, callback: Callable[..., None], first: Any, second: Any) -> None:
+        self._events.append((callback, first, second))
+        if threading.current_thread() is not self._thread:
+            self._wake()
+
+    def _give_up(self, message: Message, reason: int) -> None:
+        if reason == EXPIRED:
+            self._counters.expired += 1
+        elif reason == PACKET_TOO_LARGE:
+            self._counters.refused += 1
+        else:
+            self._counters.dropped += 1
+        if message.qos:
+            self._notify(self._on_puback, message.topic, reason)
+
+    def _pump(self) -> None:
+        """Hand messages to paho as long as the socket takes them; one that is cut short waits for the loop."""
+        client, now = self._client, time.monotonic()
+        while client is not None and self._up and not client.want_write():
+            if len(self._outbox) and self._window.has_room:
+                message = self._outbox.pop()
+            elif len(self._backlog):
+                message = self._backlog.pop()
+            else:
+                return
+            left = message.expiry_left(now)
+            if left == 0:
+                self._give_up(message, EXPIRED)
+            elif message.size > self._packet_limit:
+                self._give_up(message, PACKET_TOO_LARGE)
+            else:
+                info = client.publish(message.topic, message.payload, message.qos, message.retain, expiry(left))
+                if message.qos:
+                    self._window.sent(info.mid, message)
+                self._counters.sent += 1
+                self._counters.bytes_sent += len(message.payload)
+        if threading.current_thread() is not self._thread:
+            self._wake()  # so that the loop waits for the socket to take the rest
+
+    def _send_subscriptions(self, client: paho.Client, subscriptions: dict[str, int]) -> None:
+        _, packet_id = client.subscribe([(name, SubscribeOptions(qos=qos)) for name, qos in subscriptions.items()])
+        if packet_id is not None:
+            self._granting.add(packet_id)
+
+    # On the link's thread.
+
+    def _run(self) -> None:
+        pause, ceiling = FIRST_PAUSE_S, self._config.backoff_max_s
+        while not self._finished():
+            started = time.monotonic()
+            self._lost = None
+            try:
+                failure = self._connection()
+            except OSError as error:
+                failure = self._lost or self._failure(*explain(error))
+            except ConfigError as error:
+                failure = self._failure(error.what, error.remedy)
+            if failure is None:
+                break
+            if time.monotonic() - started > STABLE_S + self._config.connect_timeout_s:
+                pause = FIRST_PAUSE_S
+            wait_s = min(pause, ceiling) * random.uniform(0.5, 1.0)
+            pause = min(pause * 2, ceiling)
+            self._down(failure)
+            self._dispatch()
+            self._sleep(wait_s)
+        self._down(None)
+        self._dispatch()
+        with self._lock:
+            self._wake_r.close()
+            self._wake_w.close()
+
+    def _finished(self) -> bool:
+        if self._close_by is None:
+            return False
+        return time.monotonic() >= self._close_by or not (len(self._outbox) or len(self._window))
+
+    def _sleep(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not self._finished():
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._wake_r, selectors.EVENT_READ)
+                selector.select(min(left, TICK_S))
+            self._drain_wake()
+            self._dispatch()
+
+    def _drain_wake(self) -> None:
+        with suppress(BlockingIOError):
+            self._wake_r.recv(4096)
+
+    def _connection(self) -> LinkError | None:
+        """One connection from TCP to its end. Returns why it ended, None after a goodbye. Raises OSError."""
+        client = new_client(self._config, self._client_id, self._will, self._tls)
+        client.on_connect = self._connected
+        client.on_subscribe = self._granted
+        client.on_disconnect = self._disconnected
+        client.on_message = self._received
+        client.on_publish = self._acknowledged
+        client.reconnect()  # blocks this thread alone: nobody else has the client yet
+        sock: Any = client.socket()
+        with self._lock:
+            self._client = client
+        answer_by = time.monotonic() + self._config.connect_timeout_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(sock, selectors.EVENT_READ)
+            selector.register(self._wake_r, selectors.EVENT_READ)
+            while client.socket() is sock:
+                self._turn(client, sock, selector)
+                self._dispatch()
+                now = time.monotonic()
+                if not self._up and self._close_by is None and now > answer_by:
+                    return self._failure("the broker does not answer", "Check that an MQTT 5 broker listens there.")
+                if self._close_by is not None and now > self._close_by + GOODBYE_S:
+                    return None
+        if self._goodbye:
+            return None
+        return self._lost or self._failure("connection lost", "Trying again.")
+
+    def _turn(self, client: paho.Client, sock: Any, selector: selectors.BaseSelector) -> None:
+        """Wait for the socket, a caller or the clock, then read, write and keep the connection alive."""
+        unread = isinstance(sock, ssl.SSLSocket) and sock.pending() > 0  # decrypted, so no event will tell of it
+        selector.modify(sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if client.want_write() else 0))
+        ready = {key.fileobj for key, _ in selector.select(0.0 if unread else TICK_S)}
+        if self._wake_r in ready:
+            self._drain_wake()
+        with self._lock:
+            if unread or sock in ready:
+                self._read(client)
+            if client.want_write():
+                client.loop_write()
+            client.loop_misc()
+            self._refresh()
+            self._pump()
+            if self._finished() and not self._goodbye:
+                self._goodbye = True
+                client.disconnect()
+
+    def _read(self, client: paho.Client) -> None:
+        """Read packets while there are more messages, a few at most: the lock is held."""
+        for _ in range(READ_AT_ONCE):
+            before = self._counters.received
+            client.loop_read()
+            if self._counters.received == before:
+                return
+
+    def _refresh(self) -> None:
+        """Send each retained state that is due. Under the lock."""
+        if not self._up:
+            return
+        now = time.monotonic()
+        for topic, at in self._refresh_at.items():
+            if now >= at:
+                payload, expiry_s = self._retained[topic]
+                self._refresh_at[topic] = now + expiry_s / 2 if expiry_s else float("inf")
+                for dropped in self._outbox.put(Message(topic, payload, 1, True, expiry_s, now)):
+                    self._give_up(dropped, QUOTA_EXCEEDED)
+
+    def _down(self, failure: LinkError | None) -> None:
+        """The connection, if there was one, is over: what was in flight waits again, in its order."""
+        with self._changed:
+            client, self._client, self._up = self._client, None, False
+            if client is not None and (sock := client.socket()) is not None:
+                sock.close()
+            self._outbox.put_back(self._window.close())
+            self._counters.dropped += len(self._backlog.clear())
+            self._granting.clear()
+            self._packet_limit = self._config.max_packet_bytes
+            self._refresh_at = dict.fromkeys(self._retained, 0.0)
+            self.failure = failure
+            self._notify(self._on_state, False, str(failure) if failure else "closed")
+            self._changed.notify_all()
+
+    def _dispatch(self) -> None:
+        """Call back, with no lock held."""
+        with self._lock:
+            events, self._events = self._events, []
+        for callback, first, second in events:
+            try:
+                callback(first, second)
+            except Exception:
+                log.exception("callback failed for %s", first)
+
+    def _failure(self, what: str, remedy: str) -> LinkError:
+        return LinkError(what, where=self._config.address, remedy=remedy)
+
+    # paho's callbacks, under the lock.
+
+    def _connected(
+        self, client: paho.Client, _: Any, flags: Any, reason: ReasonCode, properties: Properties | None
+    ) -> None:
+        if reason.is_failure:
+            self._lost = self._failure(f"the broker refused this client: {reason}", remedy(reason))
+            return
+        self._window.open(getattr(properties, "ReceiveMaximum", 65535))
+        self._packet_limit = min(self._packet_limit, getattr(properties, "MaximumPacketSize", self._packet_limit))
+        if self._subscriptions:
+            self._send_subscriptions(client, self._subscriptions)
+        else:
+            self._set_up()
+
+    def _granted(self, client: paho.Client, _: Any, packet_id: int, reasons: list[ReasonCode], properties: Any) -> None:
+        self._granting.discard(packet_id)
+        if refused := [str(reason) for reason in reasons if reason.is_failure]:
+            self._lost = self._failure(
+                f"the broker refused a subscription of {', '.join(self._subscriptions)}: {refused[0]}",
+                "Check the broker's access list.",
+            )
+            client.disconnect()
+        elif not self._granting and not self._up:
+            self._set_up()
+
+    def _set_up(self) -> None:
+        self._up, self.failure = True, None
+        self._counters.connects += 1
+        self._notify(self._on_state, True, "connected")
+        self._changed.notify_all()
+
+    def _disconnected(self, client: paho.Client, _: Any, flags: Any, reason: ReasonCode, properties: Any) -> None:
+        if self._lost is None and reason.is_failure:
+            by = "the broker ended the connection" if flags.is_disconnect_packet_from_server else "connection lost"
+            self._lost = self._failure(f"{by}: {reason}", remedy(reason))
+        self._up = False
+        if threading.current_thread() is not self._thread:
+            self._wake()
+
+    def _received(self, client: paho.Client, _: Any, message: paho.MQTTMessage) -> None:
+        self._counters.received += 1
+        self._counters.bytes_received += len(message.payload)
+        try:
+            topic = message.topic
+        except UnicodeDecodeError:
+            return
+        self._notify(self._on_message, topic, bytes(message.payload))
+
+    def _acknowledged(self, client: paho.Client, _: Any, packet_id: int, reason: ReasonCode, properties: Any) -> None:
+        message = self._window.acknowledged(packet_id)
+        if message is not None:
+            self._counters.acknowledged += 1
+            self._notify(self._on_puback, message.topic, reason.value)

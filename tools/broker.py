@@ -1,0 +1,185 @@
+"""A real MQTT 5 broker for the demo, tests and benchmarks: mosquitto where it is installed, else an embedded one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+from protocol.errors import OutriderError
+
+KINDS = ("mosquitto", "iotcore")
+
+MOSQUITTO_CONF = """\
+listener {port} 127.0.0.1
+set_tcp_nodelay true
+persistence false
+max_queued_messages 1000
+max_inflight_messages {receive_maximum}
+log_dest stderr
+log_type error
+log_type warning
+{access}
+"""
+
+# rumqttd's own format; it has no setting for TCP_NODELAY and sets it always.
+IOTCORE_TOML = """\
+id = 0
+[router]
+id = 0
+max_connections = 1024
+max_outgoing_packet_count = 200
+max_segment_size = 8388608
+max_segment_count = 4
+[v5.1]
+name = "v5"
+listen = "127.0.0.1:{port}"
+next_connection_delay_ms = 1
+[v5.1.connections]
+connection_timeout_ms = 60000
+max_payload_size = 1048576
+max_inflight_count = {receive_maximum}
+{access}
+"""
+
+
+def find_mosquitto() -> str | None:
+    """Path of the mosquitto program; Debian installs it where a user's PATH does not look."""
+    return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin")
+
+
+def available() -> list[str]:
+    """Brokers that can be started here, best first."""
+    found = {"mosquitto": find_mosquitto() is not None, "iotcore": importlib.util.find_spec("iotcore") is not None}
+    return [kind for kind in KINDS if found[kind]]
+
+
+class Broker:
+    """One broker process on loopback; use as a context manager, or call `stop`.
+
+    host, port: where it listens; kind: which broker it is; pid: of its process.
+    """
+
+    host = "127.0.0.1"
+
+    def __init__(self, kind: str, port: int, process: subprocess.Popen[bytes], folder: str) -> None:
+        self.kind, self.port = kind, port
+        self._process, self._folder = process, folder
+
+    @classmethod
+    def start(
+        cls,
+        port: int = 0,
+        *,
+        kind: str | None = None,
+        password: tuple[str, str] | None = None,
+        receive_maximum: int = 64,
+        timeout_s: float = 10.0,
+    ) -> Broker:
+        """Start a broker and return once it accepts connections.
+
+        port: 0 takes a free one; kind: one of KINDS, the best available when None; password: the only user and
+        password it admits, anybody when None; receive_maximum: QoS 1 messages it takes, and sends, at a time.
+        Raises OutriderError when there is no broker, or it does not start.
+        """
+        kind = kind or next(iter(available()), None)
+        if kind not in available():
+            raise OutriderError(
+                f"no MQTT broker ({kind or ' or '.join(KINDS)}) on this machine",
+                where="broker",
+                remedy="Install mosquitto, or `pip install iotcore`.",
+            )
+        port = port or free_port()
+        folder = tempfile.mkdtemp(prefix="outrider-broker-")
+        start = _mosquitto if kind == "mosquitto" else _iotcore
+        command = start(Path(folder), port, password, receive_maximum)
+        with open(Path(folder, "log"), "wb") as log:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        broker = cls(kind, port, process, folder)
+        deadline = time.monotonic() + timeout_s
+        while not broker._accepts():
+            if process.poll() is not None or time.monotonic() > deadline:
+                text = Path(folder, "log").read_text(errors="replace").strip()
+                broker.stop()
+                raise OutriderError(f"{kind} did not start: {text or 'no message'}", where=f"broker on port {port}")
+            time.sleep(0.02)
+        return broker
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        """End it without a goodbye, as a crash would."""
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def stop(self) -> None:
+        """End it and remove its files. Safe to call twice."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(3.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Broker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def _accepts(self) -> bool:
+        try:
+            with socket.create_connection((self.host, self.port), timeout=0.5):
+                return self._process.poll() is None
+        except OSError:
+            return False
+
+
+def free_port() -> int:
+    """A port on loopback that nobody listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _mosquitto(folder: Path, port: int, password: tuple[str, str] | None, receive_maximum: int) -> list[str]:
+    program = find_mosquitto()
+    assert program is not None
+    access = "allow_anonymous true"
+    if password:
+        users = folder / "users"
+        users.write_text(":".join(password) + "\n")
+        users.chmod(0o600)
+        tool = shutil.which("mosquitto_passwd") or "mosquitto_passwd"
+        subprocess.run([tool, "-U", users], check=True, capture_output=True)
+        access = f"allow_anonymous false\npassword_file {users}"
+    if os.geteuid() == 0:
+        access += "\nuser root"  # so that it can read its files here
+    conf = folder / "mosquitto.conf"
+    conf.write_text(MOSQUITTO_CONF.format(port=port, receive_maximum=receive_maximum, access=access))
+    return [program, "-c", str(conf)]
+
+
+def _iotcore(folder: Path, port: int, password: tuple[str, str] | None, receive_maximum: int) -> list[str]:
+    access = ""
+    if password:
+        access = f'[v5.1.connections.auth]\n"{password[0]}" = "{password[1]}"'
+    conf = folder / "iotcore.toml"
+    conf.write_text(IOTCORE_TOML.format(port=port, receive_maximum=receive_maximum, access=access))
+    serve = (
+        "import sys; from iotcore.iotcore import IotCoreBroker; IotCoreBroker(config_path=sys.argv[1]).run_forever()"
+    )
+    return [sys.executable, "-c", serve, str(conf)]
