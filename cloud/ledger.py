@@ -73,8 +73,13 @@ class Ledger:
         return not self.finish and self.frontier - self.device_has < self.limits.ahead
 
     def due_at(self) -> float:
-        """When the session wants a root row: at once with drafts, else when its patience is over."""
-        return self.idle_since if len(self.tree) else self.idle_since + self.patience_s
+        """When the session wants a root row: at once with drafts, else when its patience is over.
+
+        The last token cannot be drafted to any use, so nobody waits for a draft of it.
+        """
+        if len(self.tree) or self.frontier == self.last_position:
+            return self.idle_since
+        return self.idle_since + self.patience_s
 
     def draft_rows(self, most: int) -> list[Node]:
         """Up to `most` guesses to certify, parents first, none behind the last position that may be filled."""

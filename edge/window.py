@@ -47,6 +47,7 @@ class Request:
 class Timing:
     """Seconds. open_s: until an unanswered open is repeated with the next epoch; repair_s: until a silent owner is
     asked; silence_s: until it is left; acknowledge_s: until new text is acknowledged where no draft does it;
+    unserved_s: until an open that found no verifier is repeated; retry_most_s: the longest back-off after refusals;
     draft_expiry_s: how long a broker may keep a draft.
     """
 
@@ -55,6 +56,7 @@ class Timing:
     silence_s: float = 6.0
     acknowledge_s: float = 0.5
     draft_expiry_s: int = 2
+    unserved_s: float = 2.0
     retry_most_s: float = 15.0
 
 
@@ -94,6 +96,7 @@ class Tally:
 
 
 MAX_FRUITLESS_OPENS = 8
+LEAST_PROBABILITY = 1e-6
 
 
 class Window:
@@ -162,6 +165,11 @@ class Window:
         """How many guesses the owner takes; a cautious number before one is known."""
         return self.limits.draft_rows if self.limits else 16
 
+    @property
+    def branches(self) -> bool:
+        """Whether the owner takes trees."""
+        return self.limits is not None and self.limits.trees
+
     def can_guess(self, parent: Node) -> bool:
         """Whether a child of `parent` may still be guessed: within the owner's limits and before the text's end."""
         last = self.prompt_len + self.request.max_tokens - 1
@@ -184,7 +192,7 @@ class Window:
         """Add a guess behind a node of the tree."""
         node = self.tree.add(parent, id)
         if node.note is None:
-            node.note = Guess(path=parent.note.path * probability)
+            node.note = Guess(path=parent.note.path * max(probability, LEAST_PROBABILITY))
         return node
 
     def flush(self, now: float) -> None:
@@ -252,7 +260,7 @@ class Window:
         """The broker found no verifier for our open."""
         if not self.owned and not self.done:
             self.problem = f"no verifier serves {self.request.target} at this broker"
-            self._open_at = now + self._back_off()
+            self._open_at = now + self.timing.unserved_s
 
     def tick(self, now: float) -> None:
         """Open, ask, acknowledge or leave, where it is time."""

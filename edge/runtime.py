@@ -1,0 +1,226 @@
+"""One session at work: the drafting loop. It plans, drafts and sends, and never waits for the network.
+
+Two threads meet here. The link's thread brings messages (`receive`) and sees verified text off at once; the thread that
+calls `run` drafts. The window is only touched under the lock, the drafter only by `run`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from edge.drafters.base import Drafter
+from edge.journal import SessionJournal
+from edge.policy import Policy
+from edge.window import Send, Window
+from protocol.errors import ModelError
+from protocol.messages import AnyMessage
+from protocol.tree import Node
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 0.5
+
+
+class Listener(Protocol):
+    """Who reads a session's text. Called on the link's or the drafting thread, so it must be quick."""
+
+    def verified(self, ids: Sequence[int]) -> None:
+        """These ids are certified; they follow all that came before."""
+
+    def ended(self) -> None:
+        """The window is done: complete, failed or cancelled."""
+
+
+class SessionRun:
+    """Drives one window with one drafter until the text is complete."""
+
+    def __init__(
+        self,
+        window: Window,
+        drafter: Drafter | None,
+        policy: Policy,
+        *,
+        publish: Callable[[Send], None],
+        listener: Listener,
+        journal: SessionJournal | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.window, self.drafter, self.policy = window, drafter, policy
+        self._publish, self._listener, self._journal, self._clock = publish, listener, journal, clock
+        self._lock = threading.RLock()
+        self._changed = threading.Event()
+        self._unread: list[int] = []
+        self._text_row: object = None
+        self._delivered = len(window.committed)
+        self._epoch = -1
+        self._over = False
+        self.passes = 0
+
+    # -- from the link's thread -----------------------------------------------------------------------------------
+
+    def receive(self, message: AnyMessage) -> None:
+        self._do(lambda now: self.window.receive(message, now))
+
+    def link_up(self) -> None:
+        self._do(self.window.link_up)
+
+    def link_down(self, reason: str) -> None:
+        self._do(lambda now: self.window.link_down(reason))
+
+    def unserved(self) -> None:
+        self._do(self.window.unserved)
+
+    def cancel(self) -> None:
+        self._do(lambda now: self.window.cancel())
+
+    def draft_tail(self) -> list[int]:
+        """The likeliest unverified ids behind the text, for whoever wants to show them."""
+        with self._lock:
+            tail: list[int] = []
+            node = self.window.tree.root
+            while node.children:
+                node = max(node.children.values(), key=lambda child: child.note.path)
+                tail.append(node.id)
+            return tail
+
+    def _do(self, event: Callable[[float], None]) -> None:
+        with self._lock:
+            event(self._clock())
+            self._act()
+        self._changed.set()
+
+    def _act(self) -> None:
+        """Carry out what the window decided: journal before the application sees it, then the messages."""
+        window = self.window
+        if self._journal is not None and window.epoch != self._epoch:
+            self._epoch = window.epoch
+            self._journal.epoch(window.epoch)
+        fresh = window.committed[self._delivered :] if window.frontier - window.prompt_len > self._delivered else []
+        if fresh:
+            self._delivered += len(fresh)
+            if self._journal is not None:
+                self._journal.commit(fresh)
+            self._listener.verified(fresh)
+        for send in window.take():
+            self._publish(send)
+        if window.done and not self._over:
+            self._over = True
+            if self._journal is not None and window.finish:
+                self._journal.end(window.finish)
+            self._listener.ended()
+
+    # -- the drafting loop ----------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Draft until the text is complete. Raises nothing of its own; the window tells how it ended."""
+        self.begin()
+        while not self._over:
+            self._changed.clear()
+            wake_at = self.turn()
+            if wake_at > self._clock() and not self._over:
+                self._changed.wait(min(wake_at - self._clock(), IDLE_S))
+
+    def begin(self) -> None:
+        """Open the session, and let the drafter read the text meanwhile."""
+        self._pump_timers()
+        if self.drafter is None:
+            self._stop_drafting()
+            return
+        with self._lock:
+            text, root = list(self.window.text), self.window.tree.root
+        try:
+            self._text_row = self.drafter.prefill(text, progress=lambda done, total: self._pump_timers())
+            self._read([root], [self._text_row])
+        except ModelError as error:
+            self._stop_drafting(error)
+
+    def turn(self) -> float:
+        """Send what is due, then draft one pass. Returns when to come back: now after a pass, later when idle."""
+        with self._lock:
+            now = self._clock()
+            window = self.window
+            window.tick(now)
+            self._follow()
+            nodes: list[Node] = []
+            drafting = self.drafter is not None and not window.done
+            if drafting and not self._unread:
+                nodes = self.policy.grow(window)
+            if self.policy.send_at(window, now) <= now:
+                window.flush(now)
+            self._act()
+            wake_at = min(window.wake_at(), self.policy.send_at(window, now))
+        if not drafting or not (self._unread or nodes):
+            return wake_at
+        try:
+            if self._unread:
+                self._read_text()
+            else:
+                self._evaluate(nodes)
+        except ModelError as error:
+            self._stop_drafting(error)
+        return now
+
+    def _pump_timers(self) -> None:
+        """Keep the session alive, also while a long prefill runs."""
+        self._do(self.window.tick)
+
+    def _stop_drafting(self, why: ModelError | None = None) -> None:
+        """The text goes on without us, as plain streaming."""
+        if why is not None:
+            log.warning("drafting stops for this text: %s", why)
+        self.drafter = None
+        self._unread = []
+        self._do(self.window.give_up_drafting)
+
+    def _follow(self) -> None:
+        """Let the drafter's text follow what was committed: rows that guessed it stay, the rest is still to be read."""
+        moves, self.window.moves = self.window.moves, []
+        if self.drafter is None:
+            return
+        for ids, kept in moves:
+            rows = []
+            for i, id in enumerate(ids):
+                row = kept[i].note.row if i < len(kept) else None
+                if self._unread or row is None:
+                    self._unread.append(id)
+                else:
+                    rows.append(row)
+            if rows:
+                self.drafter.keep(rows)
+                self._text_row = rows[-1]
+
+    def _read_text(self) -> None:
+        """One pass over what the drafter has not read of the text."""
+        drafter, ids = self._drafter(len(self._unread)), self._unread
+        with self._lock:
+            root = None if self.window.moves else self.window.tree.root
+        rows = drafter.extend([(id, i - 1 if i else self._text_row) for i, id in enumerate(ids)])
+        drafter.keep(rows)
+        self._unread, self._text_row = [], rows[-1]
+        if root is not None:
+            self._read([root], rows[-1:])
+
+    def _evaluate(self, nodes: list[Node]) -> None:
+        """One pass over the policy's nodes."""
+        index: dict[Node | None, int] = {node: i for i, node in enumerate(nodes)}
+        wish = [(node.id, index.get(node.parent, node.parent.note.row)) for node in nodes if node.parent is not None]
+        self._read(nodes, self._drafter(len(nodes)).extend(wish))
+
+    def _drafter(self, rows: int) -> Drafter:
+        assert self.drafter is not None
+        if self.drafter.room() < rows:
+            raise ModelError("the text has filled the drafter's context")
+        self.passes += 1
+        return self.drafter
+
+    def _read(self, nodes: list[Node], rows: Sequence[object]) -> None:
+        assert self.drafter is not None
+        sampling, num = self.window.request.sampling, self.policy.candidates
+        found = [self.drafter.candidates(row, sampling, num) for row in rows]
+        with self._lock:
+            for node, row, candidates in zip(nodes, rows, found, strict=True):
+                node.note.row, node.note.candidates = row, candidates
