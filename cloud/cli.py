@@ -1,0 +1,134 @@
+"""`outrider-cloud`: serve a target, or look at the verifiers of a broker."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import signal
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from cloud.config import CloudConfig
+from link.config import BrokerConfig, load
+from link.mqtt import MqttLink
+from protocol import topics
+from protocol.errors import OutriderError, WireError
+from protocol.messages import VerifierState, decode
+
+log = logging.getLogger(__name__)
+
+RETAINED_S = 1.0
+
+
+def package_version() -> str:
+    try:
+        return version("outrider")
+    except PackageNotFoundError:
+        return "0"
+
+
+class _Group(click.Group):
+    """Ends with an error's own exit code, its text on stderr."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except OutriderError as error:
+            click.echo(f"outrider-cloud: {error}", err=True)
+            sys.exit(error.exit_code)
+
+
+@click.group(cls=_Group)
+@click.option("-v", "--verbose", is_flag=True, help="Log every detail.")
+def main(verbose: bool) -> None:
+    """The verifier: certifies the drafts of a fleet with one large model."""
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+
+
+@main.command()
+@click.option("--config", "config_path", type=click.Path(path_type=Path), required=True, help="A TOML file.")
+def serve(config_path: Path) -> None:
+    """Serve one target until SIGTERM or SIGINT."""
+    config = load(config_path, CloudConfig)
+    from cloud.gateway import Gateway
+    from cloud.serving import load_engine
+    from cloud.verifier import Verifier
+
+    engine = load_engine(config)
+    name = config.verifier or f"v{secrets.token_hex(5)}"
+    verifier = Verifier(
+        name,
+        engine,
+        scheduler=config.scheduler.scheduler(),
+        bounds=config.limits.bounds(),
+        version=package_version(),
+    )
+    gateway = Gateway(verifier, config.broker)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: gateway.stop())
+    log.info("target %s, numerics %s, broker %s", engine.info.id, engine.info.numerics, config.broker.address)
+    gateway.run()
+
+
+@main.command()
+@click.option("--config", "config_path", type=click.Path(path_type=Path), help="A verifier's TOML file, for its broker.")
+@click.option("--broker", default="127.0.0.1:1883", help="HOST:PORT, where there is no file.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def status(config_path: Path | None, broker: str, as_json: bool) -> None:
+    """Show the verifiers that a broker knows."""
+    if config_path:
+        config = load(config_path, CloudConfig).broker
+    else:
+        host, _, port = broker.rpartition(":")
+        config = BrokerConfig(host=host or "127.0.0.1", port=int(port))
+    states = read_states(config)
+    if as_json:
+        import msgspec
+
+        for state in states:
+            click.echo(msgspec.json.encode(_as_dict(state)))
+        return
+    table = Table("verifier", "status", "target", "numerics", "sessions", "step ms")
+    for state in states:
+        table.add_row(
+            state.verifier, state.status, state.target, state.numerics, str(state.sessions), f"{state.step_us / 1000:.1f}"
+        )
+    Console().print(table if states else f"No verifier has announced itself at {config.address}.")
+
+
+def read_states(broker: BrokerConfig) -> list[VerifierState]:
+    """The retained states of all verifiers at a broker. Raises LinkError when it cannot be reached."""
+    states: dict[str, VerifierState] = {}
+
+    def on_message(topic: str, payload: bytes) -> None:
+        try:
+            message = decode(payload)
+        except WireError:
+            return
+        if isinstance(message, VerifierState):
+            states[topic] = message
+
+    link = MqttLink(
+        broker,
+        f"outrider-status-{secrets.token_hex(4)}",
+        on_message=on_message,
+        subscriptions=[(topics.verifier_state_topic("+"), 0)],
+    ).start()
+    try:
+        link.wait_up(broker.connect_timeout_s)
+        time.sleep(RETAINED_S)
+    finally:
+        link.close()
+    return sorted(states.values(), key=lambda state: (state.target, state.verifier))
+
+
+def _as_dict(state: VerifierState) -> dict[str, object]:
+    return {field: getattr(state, field) for field in state.__struct_fields__}

@@ -1,0 +1,84 @@
+"""The verifier's configuration, section by section."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from cloud.scheduler import Scheduler
+from cloud.verifier import Bounds
+from link.config import BrokerConfig, Section
+from protocol.topics import check_name
+
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
+
+
+class EngineConfig(Section, frozen=True):
+    """What runs the target. model: a directory made by `tools.export target`; threads: 0 means all cores;
+    kv_gib: memory for the KV caches of all sessions.
+    """
+
+    model: Path
+    kind: Literal["torch"] = "torch"
+    threads: Annotated[int, Meta(ge=0)] = 0
+    kv_gib: Annotated[float, Meta(gt=0)] = 4.0
+    context: Positive | None = None
+    verify_weights: bool = False
+
+
+class NumericsConfig(Section, frozen=True):
+    """How the target computes; together this is the numerics id, part of the target's id.
+
+    exact: logits equal to the bit in any batch, with products in tiles of `row_tile` rows and keys padded to a
+    multiple of `key_multiple`. isa, torch: what this was pinned on; a machine that has another does not start.
+    """
+
+    mode: Literal["exact", "fast"] = "exact"
+    row_tile: Positive = 16
+    key_multiple: Positive = 256
+    isa: str | None = None
+    torch: str | None = None
+
+
+class SchedulerConfig(Section, frozen=True):
+    """rows: most rows of one step; prefill_chunk: most rows of one session's prefill in a step."""
+
+    rows: Positive = 64
+    prefill_chunk: Positive = 64
+
+    def scheduler(self) -> Scheduler:
+        return Scheduler(self.rows, self.prefill_chunk)
+
+
+class LimitsConfig(Section, frozen=True):
+    """See `cloud.verifier.Bounds`."""
+
+    sessions: Positive = 64
+    sessions_per_device: Positive = 8
+    draft_rows: Annotated[int, Meta(ge=1, le=256)] = 48
+    ahead: Positive = 64
+    repair_s: Seconds = 1.5
+    idle_s: Seconds = 60.0
+
+    def bounds(self) -> Bounds:
+        return Bounds(
+            self.sessions, self.sessions_per_device, self.draft_rows, self.ahead, self.repair_s, self.idle_s
+        )
+
+
+class CloudConfig(Section, frozen=True):
+    """verifier: this replica's name at the broker; one made anew at each start when absent."""
+
+    engine: EngineConfig
+    broker: BrokerConfig = BrokerConfig()
+    numerics: NumericsConfig = NumericsConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    limits: LimitsConfig = LimitsConfig()
+    verifier: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.verifier is not None:
+            check_name(self.verifier, "verifier")

@@ -1,0 +1,116 @@
+"""The verifier at the broker: messages from the link's thread, steps on the caller's, in a loop that reads as what it
+does: receive, repair, plan, step, commit.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from cloud.engines.base import Outcome, Plan
+from cloud.verifier import Verifier
+from link.client import Will
+from link.config import BrokerConfig
+from link.mqtt import MqttLink
+from protocol import topics
+from protocol.messages import VerifierState, encode
+
+log = logging.getLogger(__name__)
+
+STATE_EXPIRY_S = 120
+MOST_WAITING = 10_000
+LOOK_S = 1.0
+TELL_S = 15.0
+
+
+class Gateway:
+    """Runs one `Verifier` until `stop`. At most MOST_WAITING messages wait for the loop; the oldest give way."""
+
+    def __init__(self, verifier: Verifier, broker: BrokerConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.verifier, self._clock = verifier, clock
+        self._inbox: deque[tuple[str, bytes]] = deque(maxlen=MOST_WAITING)
+        self._something = threading.Event()
+        self._stopping = False
+        self._tell_at = 0.0
+        self._state_topic = topics.verifier_state_topic(verifier.id)
+        self._share = topics.shared_open_filter(verifier.engine.info.id)
+        self.link = MqttLink(
+            broker,
+            f"outrider-{verifier.id}",
+            on_message=self._on_message,
+            on_state=self._on_state,
+            subscriptions=[
+                (self._share, 1),
+                (topics.open_topic("+", verifier.id), 1),
+                (topics.draft_topic("+", verifier.id), 1),
+            ],
+            will=Will(self._state_topic, encode(VerifierState(verifier.id, "gone")), retain=True, expiry_s=60),
+        )
+
+    def run(self) -> None:
+        """Serve until `stop`, then move the sessions on and say goodbye."""
+        self.link.start()
+        try:
+            while not self._stopping:
+                self._something.clear()
+                self._turn()
+        finally:
+            self._leave()
+
+    def stop(self) -> None:
+        """End `run` after the step under way; may be called from a signal handler."""
+        self._stopping = True
+        self._something.set()
+
+    def _turn(self) -> None:
+        verifier = self.verifier
+        now = self._clock()
+        if now >= self._tell_at:
+            self._tell_state("up")
+            self._tell_at = now + TELL_S
+        while self._inbox:
+            verifier.receive(*self._inbox.popleft(), now)
+        verifier.tick(now)
+        plan = verifier.plan(now)
+        self._publish()
+        if plan.work:
+            verifier.settle(self._step(plan), self._clock())
+            self._publish()
+        else:
+            wait = min(verifier.wake_at(now) - now, LOOK_S)
+            self._something.wait(max(0.0, wait))
+
+    def _step(self, plan: Plan) -> Outcome:
+        try:
+            return self.verifier.engine.step(plan)
+        except Exception:
+            log.exception("a step of %d sessions failed; they are sent to open again", len(plan.work))
+            return Outcome(failed={work.key: "the engine failed in this step" for work in plan.work})
+
+    def _publish(self) -> None:
+        for send in self.verifier.take():
+            self.link.publish(send.topic, encode(send.message))
+
+    def _tell_state(self, status: str) -> None:
+        self.link.retain(self._state_topic, encode(self.verifier.state(status)), STATE_EXPIRY_S)
+
+    def _leave(self) -> None:
+        self.link.unsubscribe(self._share)
+        self.verifier.drain()
+        self._publish()
+        self.link.retain(self._state_topic, encode(self.verifier.state("gone")), 60)
+        self.link.publish(self._state_topic, encode(self.verifier.state("gone")), qos=1, retain=True, expiry_s=60)
+        self.link.close()
+
+    def _on_message(self, topic: str, payload: bytes) -> None:
+        self._inbox.append((topic, payload))
+        self._something.set()
+
+    def _on_state(self, up: bool, reason: str) -> None:
+        if up:
+            log.info("serving %s as %s", self.verifier.engine.info.id, self.verifier.id)
+        else:
+            log.warning("%s", reason)

@@ -1,0 +1,222 @@
+"""A board at its broker: one link, one drafter, and the sessions that use them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from queue import SimpleQueue
+
+from edge.config import EdgeConfig
+from edge.drafters.base import Drafter
+from edge.journal import Entry, Journal
+from edge.policy import NoDraftPolicy
+from edge.runtime import SessionRun
+from edge.targets import choose_target
+from edge.window import Request, Send, Window
+from link.client import Will
+from link.mqtt import MqttLink
+from protocol import topics
+from protocol.errors import LinkError, OutriderError, SessionError, WireError
+from protocol.messages import DeviceState, VerifierState, decode, encode
+
+log = logging.getLogger(__name__)
+
+STATE_EXPIRY_S = 120
+NO_MATCHING_SUBSCRIBERS = 0x10
+REFUSED = 0x80
+
+
+class Stream:
+    """Verified ids of one session, for one reader. Iterate, or ask `run` for what is not verified yet.
+
+    Iteration ends when the text is complete; it raises SessionError when it cannot be completed.
+    """
+
+    def __init__(self) -> None:
+        self.run: SessionRun | None = None
+        self._queue: SimpleQueue[list[int] | None] = SimpleQueue()
+
+    def verified(self, ids: Sequence[int]) -> None:
+        self._queue.put(list(ids))
+
+    def ended(self) -> None:
+        self._queue.put(None)
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> list[int]:
+        ids = self._queue.get()
+        if ids is not None:
+            return ids
+        self._queue.put(None)
+        if self.run is not None and self.run.window.failure is not None:
+            raise self.run.window.failure
+        raise StopIteration
+
+    def abandon(self, error: BaseException) -> None:
+        """The session's thread has died."""
+        if self.run is not None and not self.run.window.done:
+            self.run.window.failure = SessionError(f"the drafting loop stopped: {error!r}")
+        self._queue.put(None)
+
+
+class Board:
+    """Opens sessions. The drafter serves one session at a time; others meanwhile are streamed without it."""
+
+    def __init__(self, config: EdgeConfig, drafter: Drafter, *, client_id: str = "") -> None:
+        self.config, self.drafter = config, drafter
+        self.device = config.device.name
+        self.journal = Journal(config.device.state / "journal")
+        self._drafter_free = threading.Lock()
+        self._lock = threading.Lock()
+        self._runs: list[SessionRun] = []
+        self._verifiers: dict[str, VerifierState] = {}
+        self._verifiers_changed = threading.Event()
+        state_topic = topics.device_state_topic(self.device)
+        self.link = MqttLink(
+            config.broker,
+            client_id or f"outrider-{self.device}",
+            on_message=self._on_message,
+            on_state=self._on_state,
+            on_puback=self._on_puback,
+            subscriptions=[(topics.verdict_topic(self.device), 0), (topics.verifier_state_topic("+"), 0)],
+            will=Will(state_topic, encode(DeviceState("offline")), retain=True, expiry_s=24 * 3600),
+        )
+        self.link.retain(state_topic, encode(self._state()), STATE_EXPIRY_S)
+
+    def start(self) -> Board:
+        self.link.start()
+        return self
+
+    def close(self) -> None:
+        topic = topics.device_state_topic(self.device)
+        self.link.publish(topic, encode(DeviceState("offline")), qos=1, retain=True, expiry_s=24 * 3600)
+        self.link.close()
+
+    # -- sessions -------------------------------------------------------------------------------------------------
+
+    def find_target(self, timeout_s: float) -> VerifierState:
+        """The target for new sessions, as soon as the broker names one that fits; see `choose_target` for errors.
+
+        Raises LinkError when the broker cannot be reached in that time.
+        """
+        self.link.wait_up(timeout_s)
+        waited = 0.0
+        while True:
+            try:
+                with self._lock:
+                    return choose_target(
+                        list(self._verifiers.values()),
+                        tokenizer_digest=self.drafter.info.tokenizer_digest,
+                        wanted=self.config.session.target,
+                        where=self.config.broker.address,
+                    )
+            except OutriderError as error:
+                if waited >= timeout_s or (waited > 1.0 and not isinstance(error, LinkError)):
+                    raise
+            self._verifiers_changed.wait(0.1)
+            self._verifiers_changed.clear()
+            waited += 0.1
+
+    def open(self, request: Request) -> Stream:
+        """Start a session in a thread of its own."""
+        return self._begin(request, [], 0, fresh=True)
+
+    def resume(self, entry: Entry) -> Stream:
+        """Go on with a session of the journal; the stream gives only what is new."""
+        return self._begin(entry.request, entry.committed, entry.epoch + 1, fresh=False)
+
+    def _begin(self, request: Request, committed: Sequence[int], epoch: int, *, fresh: bool) -> Stream:
+        journal = self.journal.begin(request) if fresh else self.journal.resume(request.session)
+        drafting = self.config.drafting.policy != "none" and self._drafter_free.acquire(blocking=False)
+        policy = self.config.drafting.make() if drafting else NoDraftPolicy()
+        stream = Stream()
+        window = Window(
+            self.device,
+            request,
+            timing=self.config.timing.timing(),
+            now=0.0,
+            committed=committed,
+            epoch=epoch,
+        )
+        run = SessionRun(
+            window,
+            self.drafter if drafting else None,
+            policy,
+            publish=self._publish,
+            listener=stream,
+            journal=journal,
+        )
+        stream.run = run
+        with self._lock:
+            self._runs.append(run)
+            if not self.link.up:
+                run.link_down(str(self.link.failure or f"{self.config.broker.address}: not connected yet"))
+
+        def work() -> None:
+            try:
+                run.run()
+            except Exception as error:
+                log.exception("the drafting loop stopped")
+                stream.abandon(error)
+            finally:
+                with self._lock:
+                    self._runs.remove(run)
+                if drafting:
+                    self._drafter_free.release()
+                journal.close()
+
+        threading.Thread(target=work, name=f"session {request.session:016x}", daemon=True).start()
+        return stream
+
+    # -- the link's thread ----------------------------------------------------------------------------------------
+
+    def _publish(self, send: Send) -> None:
+        self.link.publish(send.topic, encode(send.message), qos=send.qos, expiry_s=send.expiry_s)
+
+    def _on_message(self, topic: str, payload: bytes) -> None:
+        try:
+            message = decode(payload)
+        except WireError as error:
+            log.warning("%s: %s", topic, error)
+            return
+        if isinstance(message, VerifierState):
+            with self._lock:
+                self._verifiers[message.verifier] = message
+            self._verifiers_changed.set()
+        for run in self._now_running():
+            run.receive(message)
+
+    def _on_state(self, up: bool, reason: str) -> None:
+        if not up:
+            log.warning("%s", reason)
+        for run in self._now_running():
+            if up:
+                run.link_up()
+            else:
+                run.link_down(reason)
+
+    def _on_puback(self, topic: str, reason: int) -> None:
+        if "/open/" not in topic or (reason != NO_MATCHING_SUBSCRIBERS and reason < REFUSED):
+            return
+        if reason >= REFUSED:
+            log.warning("the broker refused %s with reason 0x%02x", topic, reason)
+        for run in self._now_running():
+            run.unserved()
+
+    def _now_running(self) -> list[SessionRun]:
+        with self._lock:
+            return list(self._runs)
+
+    def _state(self) -> DeviceState:
+        info = self.drafter.info
+        try:
+            package = version("outrider")
+        except PackageNotFoundError:
+            package = "0"
+        return DeviceState(
+            "online", package, info.name, info.weights_digest, info.tokenizer_digest, info.compute
+        )

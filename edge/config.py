@@ -1,0 +1,118 @@
+"""The board's configuration, section by section."""
+
+from __future__ import annotations
+
+from math import inf
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from edge.policy import ChainPolicy, NoDraftPolicy, Policy, SyncPolicy, TreePolicy
+from edge.window import Timing
+from link.config import BrokerConfig, Section
+from protocol.errors import ConfigError
+from protocol.sampling import Sampling
+from protocol.topics import check_device, check_name
+
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
+
+
+class DeviceConfig(Section, frozen=True):
+    """name: `tenant.board`; state: the one directory that this board writes to."""
+
+    name: str
+    state: Path = Path("/var/lib/outrider")
+
+    def __post_init__(self) -> None:
+        check_device(self.name)
+
+
+class DrafterConfig(Section, frozen=True):
+    """model: a directory made by `tools.export drafter`; threads: 0 means all cores; context: tokens, the model's own
+    when absent.
+    """
+
+    model: Path
+    kind: Literal["onnx"] = "onnx"
+    threads: Annotated[int, Meta(ge=0)] = 0
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    context: Positive | None = None
+    verify_weights: bool = False
+
+
+class DraftingConfig(Section, frozen=True):
+    """How the board drafts. policy: see `edge.policy`; gamma is for `sync` alone."""
+
+    policy: Literal["chain", "tree", "sync", "none"] = "chain"
+    lookahead: Positive = 24
+    floor: Annotated[float, Meta(gt=0, lt=1)] = 0.05
+    gamma: Positive = 4
+
+    def make(self) -> Policy:
+        match self.policy:
+            case "chain":
+                return ChainPolicy(self.lookahead, self.floor)
+            case "tree":
+                return TreePolicy(self.lookahead, self.floor)
+            case "sync":
+                return SyncPolicy(self.gamma)
+            case _:
+                return NoDraftPolicy()
+
+
+class SessionConfig(Section, frozen=True):
+    """Defaults of a session. target: the target's id, needed where a broker serves several; patience_s: how long the
+    verifier may hold a session without drafts, 0 never, inf for ever.
+    """
+
+    target: str | None = None
+    patience_s: Annotated[float, Meta(ge=0)] = 0.0
+    max_tokens: Positive = 512
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.sampling(0)
+        if self.target is not None:
+            check_name(self.target, "target")
+
+    def sampling(self, seed: int) -> Sampling:
+        return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=seed)
+
+
+class TimingConfig(Section, frozen=True):
+    """See `edge.window.Timing`."""
+
+    open_s: Seconds = 4.0
+    repair_s: Seconds = 1.0
+    silence_s: Seconds = 6.0
+    acknowledge_s: Seconds = 0.5
+
+    def timing(self) -> Timing:
+        return Timing(self.open_s, self.repair_s, self.silence_s, self.acknowledge_s)
+
+
+class EdgeConfig(Section, frozen=True):
+    device: DeviceConfig
+    drafter: DrafterConfig
+    broker: BrokerConfig = BrokerConfig()
+    drafting: DraftingConfig = DraftingConfig()
+    session: SessionConfig = SessionConfig()
+    timing: TimingConfig = TimingConfig()
+
+    def __post_init__(self) -> None:
+        if self.drafting.policy == "none" and self.session.patience_s == inf:
+            raise ConfigError(
+                "policy `none` with `patience_s = inf` would wait for drafts that never come",
+                where="[drafting] policy",
+                remedy="Set `patience_s = 0` in [session]",
+            )
+        if self.drafting.policy == "sync" and self.session.patience_s != inf:
+            raise ConfigError(
+                f"policy `sync` waits for verdicts, the verifier would not (patience_s = {self.session.patience_s})",
+                where="[drafting] policy",
+                remedy="Set `patience_s = inf` in [session]",
+            )
