@@ -117,8 +117,8 @@ class Broker:
         folder = tempfile.mkdtemp(prefix="outrider-broker-")
         start = _mosquitto if kind == "mosquitto" else _iotcore
         command = start(Path(folder), port, password, receive_maximum)
-        with open(Path(folder, "log"), "wb") as log:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        with open(Path(folder, "log"), "wb") as output:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         broker = cls(kind, port, process, folder)
         deadline = time.monotonic() + timeout_s
         while not broker._accepts():
