@@ -1,0 +1,245 @@
+"""The torch engine: any transformers causal LM that calls the attention interface, for many sessions at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+from cloud.engines.base import Outcome, Plan, TargetInfo, Work
+from cloud.engines.model import Forward, load_model
+from cloud.engines.numerics import Numerics, check_bits, check_pins, numerics_id
+from cloud.engines.ragged import Slab, Span
+from cloud.engines.target import read_manifest, target_id
+from cloud.engines.walk import walk
+from cloud.sampling import choose_rows
+from protocol.errors import ModelError, SamplingError
+from protocol.sampling import SPEC_VERSION, Sampling
+
+DEFAULT_KV_BYTES = 2 << 30
+
+
+@dataclass(slots=True)
+class Session:
+    """A text and how much of it lies in the slab."""
+
+    ids: list[int]
+    sampling: Sampling
+    slab: Slab
+    bytes: int
+    evaluated: int = 0
+
+    @property
+    def pending(self) -> int:
+        return len(self.ids) - self.evaluated
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One session's part of a pass. logits: where its rows' logits start, of the root row and each draft row."""
+
+    work: Work
+    session: Session
+    span: Span
+    is_root: bool
+    logits: int
+
+    @property
+    def num_logits(self) -> int:
+        return 1 + len(self.work.draft) if self.is_root else 0
+
+
+class TorchEngine:
+    """`cloud.engines.base.Engine` over one `Forward`. Used by one thread at a time.
+
+    kv_bytes: budget of all sessions' slabs; max_draft: draft rows of a session in a step.
+    """
+
+    takes_trees = True
+
+    def __init__(self, forward: Forward, info: TargetInfo, *, kv_bytes: int, max_draft: int) -> None:
+        self.info = info
+        self.max_draft = max_draft
+        self._forward = forward
+        self._free_bytes = kv_bytes
+        self._sessions: dict[int, Session] = {}
+
+    def room(self, length: int) -> bool:
+        return 0 < length <= self.info.context and self._forward.slab_bytes(length, self.max_draft) <= self._free_bytes
+
+    def open(self, key: int, ids: Sequence[int], sampling: Sampling, length: int) -> None:
+        where = f"session {key}"
+        if key in self._sessions:
+            raise ModelError("is open already", where=where)
+        if not ids or length < len(ids):
+            raise ModelError(f"a text of {len(ids)} ids does not fit into {length}", where=where)
+        if min(ids) < 0 or max(ids) >= self.info.vocab_size:
+            raise ModelError(f"an id is not in 0..{self.info.vocab_size - 1}", where=where)
+        if length > self.info.context:
+            raise ModelError(
+                f"{length} tokens do not fit into the context of {self.info.context}",
+                where=where,
+                remedy="Shorten the prompt or ask for fewer tokens",
+            )
+        size = self._forward.slab_bytes(length, self.max_draft)
+        if size > self._free_bytes:
+            raise ModelError(
+                f"the KV cache has {self._free_bytes} of the {size} bytes that {length} tokens need",
+                where=where,
+                remedy="Raise kv_bytes or open fewer sessions",
+            )
+        self._free_bytes -= size
+        self._sessions[key] = Session(list(ids), sampling, self._forward.new_slab(length, self.max_draft), size)
+
+    def pending(self, key: int) -> int:
+        return self._sessions[key].pending
+
+    def close(self, key: int) -> None:
+        self._free_bytes += self._sessions.pop(key).bytes
+
+    def step(self, plan: Plan) -> Outcome:
+        started = time.perf_counter()
+        outcome = Outcome()
+        parts = self._admit(plan, outcome)
+        if parts:
+            ids = [id for part in parts for id in self._ids(part)]
+            kept = [row for part in parts for row in self._logit_rows(part)]
+            logits = self._forward([part.span for part in parts], ids, kept)  # [kept rows, vocab]
+            drawn = self._draw(parts, logits[:, : self.info.vocab_size], outcome)
+            for part in parts:
+                if part.work.key not in outcome.failed:
+                    self._commit(part, drawn.get(part.work.key), outcome)
+            outcome.rows = len(ids)
+        outcome.seconds = time.perf_counter() - started
+        return outcome
+
+    def _admit(self, plan: Plan, outcome: Outcome) -> list[Part]:
+        """The parts of the pass; work that cannot be done is reported as failed and leaves the rest alone."""
+        parts: dict[int, Part] = {}
+        start = logits = 0
+        for work in plan.work:
+            fault = f"session {work.key} is twice in one step" if work.key in parts else self._fault(work)
+            if fault:
+                outcome.failed[work.key] = fault
+                continue
+            session = self._sessions[work.key]
+            span = Span(session.slab, start, session.evaluated, work.rows, tuple(work.parents))
+            part = Part(work, session, span, work.rows == session.pending, logits)
+            parts[work.key] = part
+            start, logits = start + span.rows, logits + part.num_logits
+        return list(parts.values())
+
+    def _fault(self, work: Work) -> str:
+        """Why `work` cannot be done, or ""."""
+        session = self._sessions.get(work.key)
+        if session is None:
+            return f"session {work.key} is not open"
+        if not 1 <= work.rows <= session.pending:
+            return f"{work.rows} rows were asked for, {session.pending} are pending"
+        if len(work.draft) != len(work.parents):
+            return f"{len(work.draft)} draft ids have {len(work.parents)} parents"
+        if not work.draft:
+            return ""
+        if work.rows != session.pending:
+            return "a draft came with a chunk that does not reach the end of the text"
+        if len(work.draft) > self.max_draft:
+            return f"{len(work.draft)} draft rows are more than {self.max_draft}"
+        if len(session.ids) + len(work.draft) > session.slab.text_slots:
+            return f"{len(session.ids)} ids and {len(work.draft)} draft rows do not fit into {session.slab.text_slots} slots"
+        if min(work.draft) < 0 or max(work.draft) >= self.info.vocab_size:
+            return f"a draft id is not in 0..{self.info.vocab_size - 1}"
+        if any(not -1 <= parent < i for i, parent in enumerate(work.parents)):
+            return "a draft id's parent is not an earlier draft id"
+        return ""
+
+    def _ids(self, part: Part) -> list[int]:
+        session = part.session
+        return [*session.ids[session.evaluated : session.evaluated + part.work.rows], *part.work.draft]
+
+    def _logit_rows(self, part: Part) -> range:
+        """Rows whose logits are wanted: the root row and the draft's."""
+        end = part.span.start + part.span.rows
+        return range(end - part.num_logits, end)
+
+    def _draw(self, parts: list[Part], logits: torch.Tensor, outcome: Outcome) -> dict[int, list[int]]:
+        """The id that the target draws behind each root and draft row, by session."""
+        roots = [part for part in parts if part.is_root]
+        try:
+            return self._draw_together(roots, logits)
+        except SamplingError:
+            drawn: dict[int, list[int]] = {}
+            for part in roots:
+                try:
+                    drawn |= self._draw_together([part], logits[part.logits : part.logits + part.num_logits])
+                except SamplingError as error:
+                    outcome.failed[part.work.key] = str(error)
+                    part.session.slab.clear(part.session.evaluated)
+            return drawn
+
+    def _draw_together(self, parts: list[Part], logits: torch.Tensor) -> dict[int, list[int]]:
+        """logits: [the parts' rows, vocab]. A row yields the token of the position after its own."""
+        positions = [position + 1 for part in parts for position in part.span.positions()[-part.num_logits :]]
+        samplings = [part.session.sampling for part in parts for _ in range(part.num_logits)]
+        drawn = choose_rows(logits, positions, samplings)
+        ends = [0]
+        for part in parts:
+            ends.append(ends[-1] + part.num_logits)
+        return {part.work.key: drawn[a:b] for part, (a, b) in zip(parts, pairwise(ends), strict=True)}
+
+    def _commit(self, part: Part, drawn: list[int] | None, outcome: Outcome) -> None:
+        session, work = part.session, part.work
+        session.evaluated += work.rows
+        if drawn is None:
+            return
+        ids, path = walk(drawn, work.draft, work.parents)
+        session.slab.move([self._forward.draft_slot(part.span, i) for i in path], session.evaluated)
+        session.evaluated += len(path)
+        session.ids += ids
+        outcome.accepted[work.key] = ids
+
+
+def load(
+    model_dir: str | Path,
+    numerics: Numerics | None = None,
+    *,
+    kv_bytes: int = DEFAULT_KV_BYTES,
+    max_draft: int = 32,
+    threads: int | None = None,
+    verify_weights: bool = False,
+) -> TorchEngine:
+    """Load a target directory.
+
+    kv_bytes: budget of all sessions' KV slabs; max_draft: draft rows of a session in a step; threads: of torch, for
+    the whole process; verify_weights: also compare the weights with the manifest's digest.
+    Raises ModelError for a directory that cannot be used, NumericsError where the numerics cannot be honoured.
+    """
+    numerics = numerics or Numerics()
+    directory = Path(model_dir)
+    manifest = read_manifest(directory, verify_weights=verify_weights)
+    dtype = numerics.dtype or manifest.dtype
+    check_pins(numerics, dtype)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    forward = load_model(directory, dtype, numerics)
+    if manifest.vocab_size > forward.num_logits:
+        raise ModelError(
+            f"the tokenizer has {manifest.vocab_size} ids but the model gives {forward.num_logits} logits",
+            where=str(directory),
+        )
+    bits = forward.check(manifest.vocab_size)
+    check_bits(numerics, bits)
+    numerics_name = numerics_id(numerics, dtype, bits)
+    info = TargetInfo(
+        id=target_id(manifest.name, manifest.weights_digest, manifest.tokenizer_digest, SPEC_VERSION, numerics_name),
+        model=manifest.name,
+        weights_digest=manifest.weights_digest,
+        tokenizer_digest=manifest.tokenizer_digest,
+        vocab_size=manifest.vocab_size,
+        context=manifest.context,
+        numerics=numerics_name,
+    )
+    return TorchEngine(forward, info, kv_bytes=kv_bytes, max_draft=max_draft)
