@@ -84,11 +84,16 @@ class Guess:
 
 @dataclass(slots=True)
 class Tally:
-    """What a session did: messages by kind, and tokens. guessed: committed tokens that the board had guessed."""
+    """What a session did: messages by kind, and tokens.
+
+    guessed: committed tokens that the board had guessed; missed: those where all its guesses were wrong. What is in
+    neither came before there was a guess.
+    """
 
     commits: int = 0
     committed: int = 0
     guessed: int = 0
+    missed: int = 0
     drafts: int = 0
     drafted: int = 0
     opens: int = 0
@@ -373,7 +378,10 @@ class Window:
         self.text.extend(ids)
         for id in ids:
             self._hashes.append(extend_hash(self._hashes[-1], id))
+        before = self.tree.root
         kept = self.tree.advance(ids)
+        stopped_at = kept[-1] if kept else before
+        self.tally.missed += len(kept) < len(ids) and bool(stopped_at.children)
         if self.tree.root.note is None:
             self.tree.root.note = Guess()
         scale = self.tree.root.note.path

@@ -1,0 +1,5 @@
+"""`python -m cloud`, the same as `outrider-cloud`."""
+
+from cloud.cli import main
+
+main()
