@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import signal
 import sys
@@ -58,11 +59,18 @@ def main(verbose: bool) -> None:
 def serve(config_path: Path) -> None:
     """Serve one target until SIGTERM or SIGINT."""
     config = load(config_path, CloudConfig)
+    from cloud.engines.torch_engine import load as load_engine  # torch takes seconds, and `status` has no need of it
     from cloud.gateway import Gateway
-    from cloud.serving import load_engine
     from cloud.verifier import Verifier
 
-    engine = load_engine(config)
+    engine = load_engine(
+        config.engine.model,
+        config.numerics.numerics(),
+        kv_bytes=int(config.engine.kv_gib * 2**30),
+        max_draft=config.limits.draft_rows,
+        threads=config.engine.threads or os.cpu_count(),
+        verify_weights=config.engine.verify_weights,
+    )
     name = config.verifier or f"v{secrets.token_hex(5)}"
     verifier = Verifier(
         name,

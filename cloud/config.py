@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
@@ -12,35 +12,45 @@ from cloud.verifier import Bounds
 from link.config import BrokerConfig, Section
 from protocol.topics import check_name
 
+if TYPE_CHECKING:
+    from cloud.engines.numerics import Numerics
+
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
 
 
 class EngineConfig(Section, frozen=True):
     """What runs the target. model: a directory made by `tools.export target`; threads: 0 means all cores;
-    kv_gib: memory for the KV caches of all sessions.
+    kv_gib: memory for the KV caches of all sessions; verify_weights: compare the weights with their digest at start.
     """
 
     model: Path
     kind: Literal["torch"] = "torch"
     threads: Annotated[int, Meta(ge=0)] = 0
     kv_gib: Annotated[float, Meta(gt=0)] = 4.0
-    context: Positive | None = None
     verify_weights: bool = False
 
 
 class NumericsConfig(Section, frozen=True):
-    """How the target computes; together this is the numerics id, part of the target's id.
+    """How the target computes; see `cloud.engines.numerics.Numerics`, whose defaults count where a key is absent.
 
-    exact: logits equal to the bit in any batch, with products in tiles of `row_tile` rows and keys padded to a
-    multiple of `key_multiple`. isa, torch: what this was pinned on; a machine that has another does not start.
+    isa, torch, bits: pinned parts of the numerics id; a machine that has others does not start.
     """
 
     mode: Literal["exact", "fast"] = "exact"
-    row_tile: Positive = 16
-    key_multiple: Positive = 256
-    isa: str | None = None
-    torch: str | None = None
+    dtype: Literal["", "float32", "bfloat16"] = ""
+    row_tile: Positive | None = None
+    query_tile: Positive | None = None
+    key_multiple: Positive | None = None
+    isa: str = ""
+    torch: str = ""
+    bits: str = ""
+
+    def numerics(self) -> Numerics:
+        from cloud.engines.numerics import Numerics
+
+        given = {name: getattr(self, name) for name in self.__struct_fields__}
+        return Numerics(**{name: value for name, value in given.items() if value is not None})
 
 
 class SchedulerConfig(Section, frozen=True):
