@@ -21,7 +21,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from link.client import Will, expiry, explain, new_client, password, remedy, tls_context
 from link.config import BrokerConfig
-from link.outbox import EXPIRED, PACKET_TOO_LARGE, QUOTA_EXCEEDED, Message, Queue, Window
+from link.outbox import EXPIRED, PACKET_TOO_LARGE, QUOTA_EXCEEDED, Message, Queue, Retained, Window
 from protocol.errors import ConfigError, LinkError, WireError
 
 log = logging.getLogger(__name__)
@@ -80,8 +80,7 @@ class MqttLink:
         self._lock = threading.Lock()  # everything below, and every call into paho while connected
         self._changed = threading.Condition(self._lock)
         self._subscriptions = dict(subscriptions)
-        self._retained: dict[str, tuple[bytes, float | None]] = {}
-        self._refresh_at: dict[str, float] = {}
+        self._retained = Retained()
         self._outbox = Queue(config.max_queued_messages, config.max_queued_bytes)
         self._backlog = Queue(config.max_queued_messages * 16, config.backlog_bytes)
         self._window = Window()
@@ -140,23 +139,20 @@ class MqttLink:
             if message.size > self._packet_limit:
                 self._give_up(message, PACKET_TOO_LARGE)
                 return False
-            for dropped in (self._outbox if qos else self._backlog).put(message):
-                self._give_up(dropped, QUOTA_EXCEEDED)
+            self._enqueue(message)
             self._pump()
             return True
 
     def retain(self, topic: str, payload: bytes, expiry_s: float | None = None) -> None:
         """Keep `payload` as the retained state of `topic`: sent at each connect and again after half of expiry_s."""
         with self._lock:
-            self._retained[topic] = payload, expiry_s
-            self._refresh_at[topic] = 0.0
+            self._retained.set(topic, payload, expiry_s)
         self._wake()
 
     def forget(self, topic: str) -> None:
         """Remove the retained state of `topic` here and at the broker."""
         with self._lock:
-            self._retained.pop(topic, None)
-            self._refresh_at.pop(topic, None)
+            self._retained.forget(topic)
         self.publish(topic, b"", qos=1, retain=True)
 
     def subscribe(self, topic_filter: str, qos: int = 0) -> None:
@@ -206,6 +202,10 @@ class MqttLink:
         if message.qos:
             self._notify(self._on_puback, message.topic, reason)
 
+    def _enqueue(self, message: Message) -> None:
+        for dropped in (self._outbox if message.qos else self._backlog).put(message):
+            self._give_up(dropped, QUOTA_EXCEEDED)
+
     def _pump(self) -> None:
         """Hand messages to paho as long as the socket takes them; one that is cut short waits for the loop."""
         client, now = self._client, time.monotonic()
@@ -248,6 +248,9 @@ class MqttLink:
                 failure = self._lost or self._failure(*explain(error))
             except ConfigError as error:
                 failure = self._failure(error.what, error.remedy)
+            except Exception as error:  # whatever a broken peer made paho raise must not end the link
+                log.exception("connection to %s", self._config.address)
+                failure = self._failure(f"broken packet: {error!r}", "Check that an MQTT 5 broker listens there.")
             if failure is None:
                 break
             if time.monotonic() - started > STABLE_S + self._config.connect_timeout_s:
@@ -298,13 +301,13 @@ class MqttLink:
             selector.register(sock, selectors.EVENT_READ)
             selector.register(self._wake_r, selectors.EVENT_READ)
             while client.socket() is sock:
-                self._turn(client, sock, selector)
-                self._dispatch()
                 now = time.monotonic()
                 if not self._up and self._close_by is None and now > answer_by:
                     return self._failure("the broker does not answer", "Check that an MQTT 5 broker listens there.")
                 if self._close_by is not None and now > self._close_by + GOODBYE_S:
                     return None
+                self._turn(client, sock, selector)
+                self._dispatch()
         if self._goodbye:
             return None
         return self._lost or self._failure("connection lost", "Trying again.")
@@ -322,7 +325,9 @@ class MqttLink:
             if client.want_write():
                 client.loop_write()
             client.loop_misc()
-            self._refresh()
+            if self._up:
+                for state in self._retained.due(time.monotonic()):
+                    self._enqueue(state)
             self._pump()
             if self._finished() and not self._goodbye:
                 self._goodbye = True
@@ -336,18 +341,6 @@ class MqttLink:
             if self._counters.received == before:
                 return
 
-    def _refresh(self) -> None:
-        """Send each retained state that is due. Under the lock."""
-        if not self._up:
-            return
-        now = time.monotonic()
-        for topic, at in self._refresh_at.items():
-            if now >= at:
-                payload, expiry_s = self._retained[topic]
-                self._refresh_at[topic] = now + expiry_s / 2 if expiry_s else float("inf")
-                for dropped in self._outbox.put(Message(topic, payload, 1, True, expiry_s, now)):
-                    self._give_up(dropped, QUOTA_EXCEEDED)
-
     def _down(self, failure: LinkError | None) -> None:
         """The connection, if there was one, is over: what was in flight waits again, in its order."""
         with self._changed:
@@ -358,7 +351,7 @@ class MqttLink:
             self._counters.dropped += len(self._backlog.clear())
             self._granting.clear()
             self._packet_limit = self._config.max_packet_bytes
-            self._refresh_at = dict.fromkeys(self._retained, 0.0)
+            self._retained.disconnected()
             self.failure = failure
             self._notify(self._on_state, False, str(failure) if failure else "closed")
             self._changed.notify_all()
@@ -410,8 +403,13 @@ class MqttLink:
 
     def _disconnected(self, client: paho.Client, _: Any, flags: Any, reason: ReasonCode, properties: Any) -> None:
         if self._lost is None and reason.is_failure:
-            by = "the broker ended the connection" if flags.is_disconnect_packet_from_server else "connection lost"
-            self._lost = self._failure(f"{by}: {reason}", remedy(reason))
+            if flags.is_disconnect_packet_from_server:
+                self._lost = self._failure(f"the broker ended the connection: {reason}", remedy(reason))
+            else:
+                self._lost = self._failure(
+                    f"connection lost: {reason}",
+                    f"Trying again. If this goes on, look for another process with the client id {self._client_id!r}.",
+                )
         self._up = False
         if threading.current_thread() is not self._thread:
             self._wake()

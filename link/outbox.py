@@ -75,6 +75,36 @@ class Queue:
         return dropped
 
 
+class Retained:
+    """The state that a client keeps at the broker, by topic: sent at each connect, refreshed at half of its life."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, tuple[bytes, float | None]] = {}
+        self._due_at: dict[str, float] = {}
+
+    def set(self, topic: str, payload: bytes, expiry_s: float | None) -> None:
+        self._states[topic] = payload, expiry_s
+        self._due_at[topic] = -math.inf
+
+    def forget(self, topic: str) -> None:
+        self._states.pop(topic, None)
+        self._due_at.pop(topic, None)
+
+    def disconnected(self) -> None:
+        """All of it must be sent again."""
+        self._due_at = dict.fromkeys(self._states, -math.inf)
+
+    def due(self, now: float) -> list[Message]:
+        """What is to be sent now."""
+        messages = []
+        for topic, at in self._due_at.items():
+            if now >= at:
+                payload, expiry_s = self._states[topic]
+                self._due_at[topic] = math.inf if expiry_s is None else now + expiry_s / 2
+                messages.append(Message(topic, payload, 1, True, expiry_s, now))
+        return messages
+
+
 class Window:
     """QoS 1 messages between publication and the broker's acknowledgement, by packet id.
 

@@ -99,11 +99,12 @@ class Broker:
     ) -> Broker:
         """Start a broker and return once it accepts connections.
 
-        port: 0 takes a free one; kind: one of KINDS, the best available when None; password: the only user and
-        password it admits, anybody when None; receive_maximum: QoS 1 messages it takes, and sends, at a time.
+        port: 0 takes a free one; kind: one of KINDS, when None the environment's OUTRIDER_BROKER or the best available;
+        password: the only user and password it admits, anybody when None; receive_maximum: QoS 1 messages that it
+        takes, and sends, at a time.
         Raises OutriderError when there is no broker, or it does not start.
         """
-        kind = kind or next(iter(available()), None)
+        kind = kind or os.environ.get("OUTRIDER_BROKER") or next(iter(available()), None)
         if kind not in available():
             raise OutriderError(
                 f"no MQTT broker ({kind or ' or '.join(KINDS)}) on this machine",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from link.outbox import Message, Queue, Window
+from link.outbox import Message, Queue, Retained, Window
 
 
 def message(name: str, size: int = 0, expiry_s: float | None = None, at: float = 0.0) -> Message:
@@ -77,6 +77,20 @@ def test_a_lost_connection_gives_back_what_was_not_acknowledged_in_order() -> No
     window.acknowledged(2)
     assert names(window.close()) == "acd"
     assert not window.has_room and len(window) == 0
+
+
+def test_retained_state_is_due_at_connect_and_at_half_of_its_life() -> None:
+    retained = Retained()
+    retained.set("a", b"1", 60.0)
+    retained.set("b", b"2", None)
+    assert names(retained.due(100.0)) == "ab"
+    assert retained.due(129.9) == []
+    assert names(retained.due(130.0)) == "a"
+    retained.set("b", b"3", None)
+    assert [m.payload for m in retained.due(131.0)] == [b"3"]
+    retained.forget("a")
+    retained.disconnected()
+    assert names(retained.due(132.0)) == "b"
 
 
 @pytest.mark.parametrize(("now", "left"), [(10.0, 5), (12.5, 3), (14.9, 1), (15.0, 0), (99.0, 0)])

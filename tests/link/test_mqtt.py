@@ -1,0 +1,550 @@
+"""The link against a real broker: what arrives, what is dropped, and what happens when the network does its worst."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from link.client import Will
+from link.config import BrokerConfig, TlsConfig
+from link.mqtt import MqttLink
+from link.outbox import EXPIRED, NO_MATCHING_SUBSCRIBERS, PACKET_TOO_LARGE, QUOTA_EXCEEDED
+from protocol.errors import ConfigError, LinkError, WireError
+from tools.broker import Broker, available, find_mosquitto, free_port
+from tools.wan import WanThread
+
+pytestmark = pytest.mark.skipif(not available(), reason="no MQTT broker is installed")
+mosquitto_only = pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
+
+
+class End:
+    """A link that notes what it is told."""
+
+    def __init__(self, config: BrokerConfig, name: str, **options: Any) -> None:
+        self.messages: list[tuple[str, bytes]] = []
+        self.states: list[tuple[bool, str]] = []
+        self.acks: list[tuple[str, int]] = []
+        self.link = MqttLink(
+            config,
+            name,
+            on_message=options.pop("on_message", lambda topic, payload: self.messages.append((topic, payload))),
+            on_state=lambda up, reason: self.states.append((up, reason)),
+            on_puback=lambda topic, reason: self.acks.append((topic, reason)),
+            **options,
+        ).start()
+
+    def payloads(self) -> list[bytes]:
+        return [payload for _, payload in self.messages]
+
+
+Make = Callable[..., End]
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 8.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with Broker.start() as running:
+        yield running
+
+
+@pytest.fixture
+def end() -> Iterator[Make]:
+    ends: list[End] = []
+
+    def make(port: int, name: str, up: bool = True, **options: Any) -> End:
+        settings = options.pop("config", {})
+        config = BrokerConfig(**{"port": port, "backoff_max_s": 0.2, "connect_timeout_s": 2.0} | settings)
+        ends.append(End(config, f"{name}-{time.monotonic_ns()}", **options))
+        if up:
+            ends[-1].link.wait_up(5.0)
+        return ends[-1]
+
+    yield make
+    for one in ends:
+        one.link.close(0.0)
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_messages_go_both_ways(broker: Broker, end: Make, qos: int) -> None:
+    one = end(broker.port, "one", subscriptions=[("both/one", qos)])
+    two = end(broker.port, "two", subscriptions=[("both/two", qos), ("both/all", 0)])
+    assert one.link.publish("both/two", b"ping", qos)
+    assert two.link.publish("both/one", b"pong", qos)
+    until(lambda: two.messages == [("both/two", b"ping")] and one.messages == [("both/one", b"pong")])
+    assert one.states == [(True, "connected")]
+    counters = one.link.counters()
+    assert (counters.sent, counters.received, counters.bytes_sent, counters.connects) == (1, 1, 4, 1)
+
+
+def test_a_message_may_be_answered_from_the_callback(broker: Broker, end: Make) -> None:
+    def answer(topic: str, payload: bytes) -> None:
+        server.link.publish("answer", payload[::-1], 1)
+
+    server = end(broker.port, "server", subscriptions=[("ask", 0)], on_message=answer)
+    client = end(broker.port, "client", subscriptions=[("answer", 0)])
+    client.link.publish("ask", b"abc")
+    until(lambda: client.payloads() == [b"cba"])
+
+
+def test_a_callback_that_fails_does_not_stop_the_link(broker: Broker, end: Make, caplog: Any) -> None:
+    def fail(topic: str, payload: bytes) -> None:
+        seen.append(payload)
+        raise RuntimeError("a mistake of the application")
+
+    seen: list[bytes] = []
+    one = end(broker.port, "one", subscriptions=[("fail", 0)], on_message=fail)
+    for number in range(3):
+        one.link.publish("fail", bytes([number]))
+    until(lambda: len(seen) == 3)
+    assert "a mistake of the application" in caplog.text
+
+
+def test_small_messages_are_not_delayed(broker: Broker, end: Make) -> None:
+    """Nagle's algorithm with a delayed ACK would cost 40 ms, but seldom on loopback: so the option is asked as well."""
+    one = end(broker.port, "one", subscriptions=[("quick", 0)])
+    assert one.link._client is not None
+    sock: Any = one.link._client.socket()
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    trips = []
+    for number in range(40):
+        start = time.perf_counter()
+        one.link.publish("quick", bytes([number]))
+        while len(one.messages) <= number:
+            time.sleep(0.0001)
+        trips.append(time.perf_counter() - start)
+    assert sorted(trips)[20] < 0.010
+
+
+def test_subscriptions_come_and_go_at_run_time(broker: Broker, end: Make) -> None:
+    one = end(broker.port, "one")
+    one.link.subscribe("run/time", 1)
+    one.link.publish("run/time", b"1", 1)
+    until(lambda: one.payloads() == [b"1"])
+    one.link.unsubscribe("run/time")
+    one.link.publish("run/time", b"2", 1)
+    until(lambda: len(one.acks) == 2)
+    assert one.payloads() == [b"1"]
+
+
+@mosquitto_only
+def test_nobody_listening_is_reported(end: Make) -> None:
+    with Broker.start(kind="mosquitto") as broker:
+        one = end(broker.port, "one", subscriptions=[("somebody", 1)])
+        one.link.publish("nobody", b"open", 1)
+        one.link.publish("somebody", b"open", 1)
+        until(lambda: one.acks == [("nobody", NO_MATCHING_SUBSCRIBERS), ("somebody", 0)])
+
+
+def test_a_topic_that_cannot_be_published_to_is_the_callers_mistake(broker: Broker, end: Make) -> None:
+    one = end(broker.port, "one")
+    for topic in ("", "a/+/b", "a/#", "a\0b", "x" * 65536):
+        with pytest.raises(WireError, match="cannot publish"):
+            one.link.publish(topic, b"")
+
+
+def test_a_payload_over_the_limit_is_not_sent(broker: Broker, end: Make) -> None:
+    one = end(broker.port, "one", subscriptions=[("large", 0)], config={"max_packet_bytes": 4096})
+    assert not one.link.publish("large", bytes(5000), 1)
+    assert one.link.publish("large", bytes(4000), 1)
+    until(lambda: one.acks == [("large", PACKET_TOO_LARGE), ("large", 0)])
+    assert one.link.counters().refused == 1
+    assert [len(payload) for payload in one.payloads()] == [4000]
+
+
+def test_large_payloads_arrive_whole_and_in_order(broker: Broker, end: Make) -> None:
+    one = end(broker.port, "one", subscriptions=[("big", 1)])
+    payloads = [bytes([number]) * (256 << 10) for number in range(6)]
+    for payload in payloads:
+        assert one.link.publish("big", payload, 1)
+    until(lambda: one.payloads() == payloads)
+
+
+@mosquitto_only
+def test_the_servers_receive_maximum_is_obeyed(end: Make) -> None:
+    """Behind a delay, so that acknowledgements are late: never more in flight than the broker takes, all arrive."""
+    with Broker.start(kind="mosquitto", receive_maximum=3) as broker, WanThread(("127.0.0.1", broker.port)) as wan:
+        reader = end(broker.port, "reader", subscriptions=[("many", 0)])
+        writer = end(wan.port, "writer")
+        wan.set_outage("freeze")
+        for number in range(20):
+            writer.link.publish("many", bytes([number]), 1)
+        assert writer.link.counters().sent == 3
+        wan.set_outage(None)
+        until(lambda: reader.payloads() == [bytes([number]) for number in range(20)])
+        until(lambda: writer.link.counters().acknowledged == 20)
+
+
+# Without a connection.
+
+
+def test_qos_0_without_a_connection_is_dropped_at_once(end: Make) -> None:
+    one = end(free_port(), "one", up=False)
+    start = time.perf_counter()
+    assert not any(one.link.publish("a", b"x") for _ in range(100))
+    assert time.perf_counter() - start < 0.1
+    assert one.link.counters().dropped == 100
+
+
+def test_qos_1_waits_for_the_first_connection(end: Make) -> None:
+    port = free_port()
+    one = end(port, "one", up=False, subscriptions=[("later", 0)])
+    assert all(one.link.publish("later", bytes([number]), 1) for number in range(5))
+    until(lambda: one.states != [])
+    with Broker.start(port):
+        until(lambda: one.payloads() == [bytes([number]) for number in range(5)])
+
+
+def test_a_full_queue_drops_its_oldest_and_says_so(end: Make) -> None:
+    port = free_port()
+    one = end(port, "one", up=False, subscriptions=[("q/+", 0)], config={"max_queued_messages": 2})
+    for number in range(4):
+        assert one.link.publish(f"q/{number}", b"", 1)
+    until(lambda: one.acks == [("q/0", QUOTA_EXCEEDED), ("q/1", QUOTA_EXCEEDED)])
+    with Broker.start(port):
+        until(lambda: [topic for topic, _ in one.messages] == ["q/2", "q/3"])
+
+
+def test_what_expired_while_it_waited_is_not_sent(end: Make) -> None:
+    port = free_port()
+    one = end(port, "one", up=False, subscriptions=[("old/+", 0)])
+    one.link.publish("old/short", b"", 1, expiry_s=0.2)
+    one.link.publish("old/long", b"", 1, expiry_s=60)
+    time.sleep(0.3)
+    with Broker.start(port):
+        until(lambda: one.acks == [("old/short", EXPIRED), ("old/long", 0)])
+        until(lambda: one.messages == [("old/long", b"")])
+        assert one.link.counters().expired == 1
+
+
+def test_an_absent_broker_is_named_and_tried_again(end: Make) -> None:
+    port = free_port()
+    one = end(port, "one", up=False)
+    until(lambda: len(one.states) >= 3)
+    assert not any(up for up, _ in one.states)
+    assert f"127.0.0.1:{port}: connection refused. Check that the broker runs" in one.states[0][1]
+    with pytest.raises(LinkError, match="connection refused"):
+        one.link.wait_up(0.0)
+
+
+def test_a_host_that_does_not_exist_is_named(end: Make) -> None:
+    one = end(1883, "one", up=False, config={"host": "broker.invalid"})
+    until(lambda: one.states != [])
+    assert "broker.invalid:1883: no such host" in one.states[0][1]
+
+
+def test_a_listener_that_says_nothing_is_named(end: Make) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        one = end(silent.getsockname()[1], "one", up=False, config={"connect_timeout_s": 0.3})
+        until(lambda: one.states != [])
+        assert "the broker does not answer" in one.states[0][1]
+
+
+def test_a_listener_that_talks_nonsense_is_named_and_does_not_end_the_link(end: Make) -> None:
+    connack = b"\x20\x09\x00\x00\x06\x21\x00\x14\x22\x00\x0a"  # success, then bytes that are no MQTT
+    nonsense = [
+        b"\xff" * 100,
+        b"\x20\x03\x00\x00\xff",
+        connack + b"\x30\x03\xff\xff\x00",
+        b"HTTP/1.1 400 Bad Request\r\n",
+    ]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def talk() -> None:
+            for data in nonsense:
+                connection, _ = server.accept()
+                with connection:
+                    connection.sendall(data)
+                    connection.settimeout(0.3)
+                    with suppress(OSError):
+                        while connection.recv(1024):
+                            pass
+
+        thread = threading.Thread(target=talk)
+        thread.start()
+        one = end(server.getsockname()[1], "one", up=False, config={"connect_timeout_s": 0.5})
+        thread.join(10.0)
+        assert not thread.is_alive()
+        until(lambda: sum(not up for up, _ in one.states) >= len(nonsense))
+
+
+def test_two_clients_with_one_id_are_hinted_at_each_other(broker: Broker, end: Make) -> None:
+    """Brokers may give no reason (mosquitto 2.0 and rumqttd do not), so the hint is there without one."""
+    one = end(broker.port, "one", config={"client_id": "same"})
+    end(broker.port, "two", config={"client_id": "same"})
+    until(lambda: len(one.states) > 1)
+    assert "another process with the client id 'same'" in one.states[1][1]
+
+
+def test_wrong_credentials_are_named_and_tried_again_until_they_are_right(end: Make, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("wrong\n")
+    with Broker.start(password=("board", "right")) as broker:
+        config = {"username": "board", "password_file": secret}
+        one = end(broker.port, "one", up=False, config=config)
+        until(lambda: len(one.states) >= 2)
+        if broker.kind == "mosquitto":
+            assert f"127.0.0.1:{broker.port}: the broker refused this client: Not authorized" in one.states[0][1]
+            assert "password_file" in one.states[0][1]
+        secret.write_text("right\n")
+        one.link.wait_up(5.0)
+
+
+def test_a_password_file_that_is_missing_is_a_wrong_configuration(tmp_path: Path) -> None:
+    config = BrokerConfig(username="u", password_file=tmp_path / "none")
+    with pytest.raises(ConfigError, match="cannot read password_file"):
+        MqttLink(config, "x", on_message=lambda topic, payload: None)
+
+
+# When the connection breaks.
+
+
+def test_reconnects_after_the_broker_was_killed_and_subscribes_again(end: Make) -> None:
+    with Broker.start() as first:
+        one = end(first.port, "one", subscriptions=[("again", 1)])
+        first.kill()
+        until(lambda: one.states[-1][0] is False)
+        with Broker.start(first.port):
+            one.link.wait_up(5.0)
+            one.link.publish("again", b"x", 1)
+            until(lambda: one.payloads() == [b"x"])
+            assert one.link.counters().connects == 2
+
+
+def test_the_first_attempts_to_reconnect_are_within_a_second(broker: Broker, end: Make) -> None:
+    with WanThread(("127.0.0.1", broker.port)) as wan:
+        one = end(wan.port, "one", config={"backoff_max_s": 30.0})
+        wan.set_outage("cut")
+        until(lambda: not one.link.up)
+        wan.set_outage(None)
+        start = time.monotonic()
+        one.link.wait_up(3.0)
+        assert time.monotonic() - start < 1.2
+
+
+def test_qos_1_survives_an_outage_in_order(broker: Broker, end: Make) -> None:
+    """Each arrives at least once, and first arrivals are in order."""
+    with WanThread(("127.0.0.1", broker.port), rtt_s=0.02) as wan:
+        reader = end(broker.port, "reader", subscriptions=[("outage", 0)])
+        writer = end(wan.port, "writer")
+        for number in range(60):
+            if number == 20:
+                wan.set_outage("cut")
+            if number == 40:
+                wan.set_outage(None)
+            writer.link.publish("outage", bytes([number]), 1)
+            time.sleep(0.003)
+        until(lambda: len(set(reader.payloads())) == 60)
+        firsts = list(dict.fromkeys(reader.payloads()))
+        assert firsts == [bytes([number]) for number in range(60)]
+
+
+def test_the_will_is_published_when_the_process_vanishes(broker: Broker, end: Make) -> None:
+    watcher = end(broker.port, "watcher", subscriptions=[("state/one", 1)])
+    with WanThread(("127.0.0.1", broker.port)) as wan:
+        end(wan.port, "one", will=Will("state/one", b"gone", retain=True, expiry_s=60))
+        wan.set_outage("cut")
+        until(lambda: watcher.payloads() == [b"gone"])
+
+
+def test_the_will_is_not_published_after_close(broker: Broker, end: Make) -> None:
+    watcher = end(broker.port, "watcher", subscriptions=[("state/two", 1)])
+    one = end(broker.port, "one", will=Will("state/two", b"gone"))
+    one.link.publish("state/two", b"bye", 1)
+    assert one.link.close()
+    time.sleep(0.3)
+    assert watcher.payloads() == [b"bye"]
+    assert one.states[-1] == (False, "closed")
+    assert not one.link.publish("state/two", b"late", 1)
+
+
+def test_close_sends_what_waits_at_qos_1(broker: Broker, end: Make) -> None:
+    reader = end(broker.port, "reader", subscriptions=[("flush", 0)])
+    with WanThread(("127.0.0.1", broker.port), rtt_s=0.1) as wan:
+        writer = end(wan.port, "writer")
+        for number in range(30):
+            writer.link.publish("flush", bytes([number]), 1)
+        assert writer.link.close(3.0)
+    until(lambda: len(reader.messages) == 30)
+
+
+def test_close_does_not_wait_for_ever(broker: Broker, end: Make) -> None:
+    with WanThread(("127.0.0.1", broker.port)) as wan:
+        one = end(wan.port, "one")
+        wan.set_outage("freeze")
+        one.link.publish("a", b"", 1)
+        start = time.monotonic()
+        assert not one.link.close(0.3)
+        assert time.monotonic() - start < 2.0
+
+
+def test_retained_state_is_sent_at_each_connect_refreshed_and_forgotten(end: Make) -> None:
+    with Broker.start() as first:
+        one = end(first.port, "one")
+        one.link.retain("state/kept", b"on", expiry_s=1.0)
+        watcher = end(first.port, "watcher", subscriptions=[("state/kept", 0)])
+        until(lambda: len(watcher.messages) >= 3, 4.0)
+        first.kill()
+        with Broker.start(first.port):
+            late = end(first.port, "late", subscriptions=[("state/kept", 0)])
+            until(lambda: b"on" in late.payloads())
+            one.link.forget("state/kept")
+            until(lambda: late.payloads()[-1] == b"")
+            quiet = len(late.messages)
+            time.sleep(0.8)
+            assert len(late.messages) == quiet
+            later = end(first.port, "later", subscriptions=[("state/kept", 0)])
+            time.sleep(0.2)
+            assert later.messages == []
+
+
+# When the network is frozen: nothing passes and nobody is told.
+
+
+def test_publish_never_blocks_and_memory_is_bounded_in_a_freeze(broker: Broker, end: Make) -> None:
+    with WanThread(("127.0.0.1", broker.port)) as wan:
+        one = end(wan.port, "one", config={"backlog_bytes": 64 << 10, "max_queued_bytes": 64 << 10})
+        wan.set_outage("freeze")
+        calls = []
+        for number in range(3000):
+            start = time.perf_counter()
+            one.link.publish("frozen", bytes(4096), qos=int(number % 10 == 0))
+            calls.append(time.perf_counter() - start)
+        calls.sort()
+        assert calls[len(calls) // 2] < 0.001
+        assert calls[-3] < 0.005, "two slow calls are the machine's"
+        counters = one.link.counters()
+        held = 3000 - counters.sent - counters.dropped
+        assert held * 4096 < 160 << 10, "waiting in our queues"
+        assert counters.bytes_sent < 8 << 20, "waiting in the kernel's"
+        assert counters.dropped > 500
+
+
+def test_what_is_fresh_passes_first_after_a_freeze(broker: Broker, end: Make) -> None:
+    """Drafts of before the freeze have expired or made room for newer ones."""
+    with WanThread(("127.0.0.1", broker.port)) as wan:
+        reader = end(broker.port, "reader", subscriptions=[("fresh", 0)])
+        writer = end(wan.port, "writer", config={"backlog_bytes": 16 << 10})
+        wan.set_outage("freeze")
+        for number in range(1500):
+            writer.link.publish("fresh", number.to_bytes(4, "big") + bytes(4092))
+        wan.set_outage(None)
+        until(lambda: bool(reader.messages) and reader.messages[-1][1][:4] == (1499).to_bytes(4, "big"))
+        numbers = [int.from_bytes(payload[:4], "big") for payload in reader.payloads()]
+        assert numbers == sorted(numbers)
+        assert len(numbers) < 1500
+
+
+def test_a_dead_connection_is_noticed_by_the_keepalive(broker: Broker, end: Make) -> None:
+    with WanThread(("127.0.0.1", broker.port)) as wan:
+        one = end(wan.port, "one", config={"keepalive_s": 1})
+        wan.set_outage("freeze")
+        until(lambda: not one.link.up, 4.0)
+        assert f"127.0.0.1:{wan.port}: connection lost" in one.states[-1][1]
+        wan.set_outage(None)
+        one.link.wait_up(5.0)
+
+
+def test_many_threads_may_publish_at_once(broker: Broker, end: Make) -> None:
+    reader = end(broker.port, "reader", subscriptions=[("threads/+", 0)])
+    writer = end(broker.port, "writer")
+
+    def write(name: int) -> None:
+        for number in range(100):
+            writer.link.publish(f"threads/{name}", bytes([number]) * (1 + 50 * name), qos=name % 2)
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    until(lambda: len(reader.messages) == 400)
+    for name in range(4):
+        got = [payload[0] for topic, payload in reader.messages if topic == f"threads/{name}"]
+        assert got == list(range(100))
+
+
+# TLS.
+
+CERTIFICATE = """
+openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2
+    -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1
+"""
+
+
+@pytest.fixture(scope="module")
+def tls_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path]]:
+    """A TLS broker with a certificate for 127.0.0.1, made by openssl: (port, its certificate)."""
+    program = find_mosquitto()
+    folder = tmp_path_factory.mktemp("tls")
+    try:
+        subprocess.run(
+            [*shlex.split(CERTIFICATE), "-keyout", "key.pem", "-out", "cert.pem"],
+            cwd=folder,
+            check=True,
+            capture_output=True,
+        )
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed")
+    if program is None:
+        pytest.skip("mosquitto is not installed")
+    port = free_port()
+    (folder / "conf").write_text(
+        f"listener {port} 127.0.0.1\nallow_anonymous true\nuser root\n"
+        f"certfile {folder}/cert.pem\nkeyfile {folder}/key.pem\n"
+    )
+    process = subprocess.Popen([program, "-c", str(folder / "conf")], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            break
+        except OSError:
+            time.sleep(0.02)
+    yield port, folder / "cert.pem"
+    process.terminate()
+    process.wait()
+
+
+def test_tls_carries_large_and_small_messages(tls_broker: tuple[int, Path], end: Make) -> None:
+    port, ca = tls_broker
+    one = end(port, "one", subscriptions=[("tls", 1)], config={"tls": TlsConfig(ca=ca)})
+    payloads = [bytes([number]) * size for number, size in enumerate([1, 300_000, 10, 70_000] * 3)]
+    for payload in payloads:
+        one.link.publish("tls", payload, 1)
+    until(lambda: one.payloads() == payloads)
+
+
+def test_a_certificate_that_is_not_trusted_is_named(tls_broker: tuple[int, Path], end: Make) -> None:
+    port, _ = tls_broker
+    one = end(port, "one", up=False, config={"tls": TlsConfig()})
+    until(lambda: one.states != [])
+    assert f"127.0.0.1:{port}: TLS: self-signed certificate" in one.states[0][1].replace("self signed", "self-signed")
+    assert "Check `ca`" in one.states[0][1]
+
+
+def test_tls_to_a_plain_port_is_named(broker: Broker, end: Make) -> None:
+    one = end(broker.port, "one", up=False, config={"tls": TlsConfig()})
+    until(lambda: one.states != [])
+    assert f"127.0.0.1:{broker.port}: " in one.states[0][1]
+    assert not one.link.up
+
+
+def test_files_that_are_no_certificates_are_a_wrong_configuration(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("no certificate")
+    with pytest.raises(ConfigError, match=r"ca\.pem"):
+        MqttLink(BrokerConfig(tls=TlsConfig(ca=tmp_path / "ca.pem")), "x", on_message=lambda topic, payload: None)
