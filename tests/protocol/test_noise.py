@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from protocol.noise import MAX_GUMBEL, MIN_GUMBEL, gumbel, gumbel_of, philox, words
+from protocol.noise import GRID, MAX_GUMBEL, MIN_GUMBEL, gumbel, gumbel_of, philox, words
 
 # Random123, tests/kat_vectors, "philox4x32 10": counter, key, result.
 KNOWN_ANSWERS = [
@@ -26,6 +26,35 @@ KNOWN_ANSWERS = [
         (0xA4093822, 0x299F31D0),
         (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
     ),
+]
+
+
+# Of all 2^32 words, those whose number lies within 2^-28 of a step from halfway between two multiples of 2^-20, with
+# the right multiple (from 200-bit arithmetic). Any logarithm good to a few last places rounds all other words right.
+HARD_WORDS = [
+    (223932905, -1135724),
+    (350594628, -963133),
+    (727912136, -601684),
+    (806807037, -539061),
+    (891825428, -474275),
+    (894112665, -472565),
+    (1071661794, -343966),
+    (1228256144, -235533),
+    (1338834621, -160719),
+    (1607850170, 18464),
+    (2089012956, 343367),
+    (2681612114, 789412),
+    (2812341756, 901121),
+    (3063156631, 1137407),
+    (3128443560, 1204964),
+    (3141284827, 1218605),
+    (3406059015, 1532495),
+    (3469944133, 1620081),
+    (3569922050, 1769932),
+    (3786648983, 2172410),
+    (3922013384, 2515186),
+    (4037578024, 2919098),
+    (4250577726, 4788852),
 ]
 
 
@@ -92,3 +121,8 @@ def test_noise_has_the_moments_of_the_gumbel_distribution():
     sample = np.concatenate([gumbel(seed, seed * 3, np.arange(100_000)) for seed in range(10)])  # a million
     assert abs(sample.mean() - np.euler_gamma) < 4 * math.pi / math.sqrt(6e6)
     assert abs(sample.var() - math.pi**2 / 6) < 0.02
+
+
+def test_the_words_nearest_to_a_rounding_border_are_rounded_right():
+    word, expected = np.array(HARD_WORDS).T
+    assert (gumbel_of(word.astype(np.uint64)) * GRID).tolist() == expected.tolist()
