@@ -265,6 +265,7 @@ class Window:
         """The broker found no verifier for our open."""
         if not self.owned and not self.done:
             self.problem = f"no verifier serves {self.request.target} at this broker"
+            self._opened_sent = False  # nobody has it, so the epoch is still unused
             self._open_at = now + self.timing.unserved_s
 
     def tick(self, now: float) -> None:
@@ -343,8 +344,11 @@ class Window:
         if not self.owned or (message.handle, message.epoch) != (self._handle, self.epoch):
             self.tally.ignored["owner"] += 1
             return
+        if self.done:
+            self._close_owner("done")
+            return
         if message.base > self.frontier:
-            self._heard_at = now
+            # Not a sign of life: only a hash that can be compared tells the owner from another with the same handle.
             self.tally.ignored["gap"] += 1
             if now - self._asked_at >= self.timing.repair_s / 4:
                 self._ask(now)
