@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from math import inf
 from statistics import median
 
@@ -128,7 +129,8 @@ class Verifier:
             code, what, retry_ms = refusal
             self._error(device, message.session, message.epoch, code, what, retry_ms)
             return
-        handle = next(h for h in range(1 << 16) if (device, h) not in self._by_handle)
+        # From the session's id, so that the sessions of one device at several verifiers seldom share a handle.
+        handle = next(h for h in count(message.session & 0x7F) if (device, h) not in self._by_handle)
         self._next_key += 1
         ledger = Ledger(
             device, message, verifier=self.id, handle=handle, key=self._next_key, limits=self.limits, now=now
@@ -236,9 +238,10 @@ class Verifier:
             times.append(ledger.heard_at + self.bounds.idle_s)
             if self._owes(ledger):
                 times.append(ledger.told_at + self.bounds.repair_s)
-            if ledger.may_run():
-                unread = self.engine.pending(ledger.key) > 1
-                times.append(now if unread else ledger.due_at())
+            if not ledger.finish and self.engine.pending(ledger.key) > 1:
+                times.append(now)
+            elif ledger.may_run():
+                times.append(ledger.due_at())
         return min(times)
 
     def drain(self) -> None:
