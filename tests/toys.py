@@ -9,7 +9,7 @@ import numpy as np
 
 from cloud.engines.base import Outcome, Plan, TargetInfo
 from edge.drafters.base import Candidate, DrafterInfo
-from protocol.errors import ModelError
+from protocol.errors import ModelError, SamplingError
 from protocol.sampling import Sampling, choose, rank
 
 VOCAB = 64
@@ -69,7 +69,11 @@ class ToyEngine:
             accepted: list[int] = []
             at = -1
             while True:
-                token = choose(toy_logits(text), len(text), sampling)
+                try:
+                    token = choose(toy_logits(text), len(text), sampling)
+                except SamplingError as error:
+                    outcome.failed[work.key] = str(error)
+                    break
                 text.append(token)
                 accepted.append(token)
                 match = [
@@ -79,7 +83,8 @@ class ToyEngine:
                     break
                 at = match[0]
                 self.read[work.key] += 1
-            outcome.accepted[work.key] = accepted
+            if work.key not in outcome.failed:
+                outcome.accepted[work.key] = accepted
         return outcome
 
     def close(self, key: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import inf
 
 import pytest
@@ -547,7 +548,7 @@ def test_refusals_without_a_time_wait_longer_and_longer():
         times.append(now)
         session.tick(now)
         session.receive(Error(SESSION, session.epoch, ErrorCode.ENGINE), now)
-    pauses = [b - a for a, b in zip(times, times[1:], strict=False)]
+    pauses = [b - a for a, b in pairwise(times)]
     assert pauses == sorted(pauses) and pauses[0] == 0.0 and max(pauses) <= TIMING.retry_most_s
 
 
