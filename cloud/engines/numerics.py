@@ -72,7 +72,7 @@ def check_pins(numerics: Numerics, dtype: str) -> None:
             raise NumericsError(
                 f"{name} is pinned to {pinned!r} but this machine has {here!r}",
                 where=f"numerics.{name}",
-                remedy="Run this target on a machine like the others of its fleet, or drop the pin and give it a new id",
+                remedy="Run this target on a machine like the others of its fleet, or drop the pin",
             )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -22,6 +23,7 @@ ATTENTION = "outrider_ragged"
 FAST_QUERIES = 64
 
 Rows = slice | list[int]
+Write = tuple[Rows, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ class Tile:
     """
 
     slab: Slab
-    writes: list[tuple[Rows, int, int]]
+    writes: list[Write]
     rows: Rows
     queries: int
     keys: int
@@ -119,7 +121,10 @@ class Tile:
 
 @dataclass(slots=True)
 class Layout:
-    """A step's attention, the same in all layers. order: [rows] where each row's result lies among all tiles' queries."""
+    """A step's attention, the same in all layers.
+
+    gather: [queries of all tiles] each one's row; order: [rows] where each row's result lies among the queries.
+    """
 
     groups: int
     tiles: list[Tile] = field(default_factory=list)
@@ -153,7 +158,8 @@ def _fast_tiles(span: Span, shape: AttentionShape, dtype: torch.dtype) -> list[T
         b = min(a + FAST_QUERIES, span.rows)
         mask = torch.zeros(b - a, span.past + b, dtype=dtype)  # [queries, keys]
         mask[:, span.past :].masked_fill_(~sees[a:b, :b], float("-inf"))
-        writes = [(slice(span.start, span.start + span.rows), span.past, span.rows)] if a == 0 else []
+        new: Write = (slice(span.start, span.start + span.rows), span.past, span.rows)
+        writes = [new] if a == 0 else []
         rows = slice(span.start + a, span.start + b)
         tiles.append(Tile(span.slab, writes, rows, b - a, span.past + b, _for_groups(mask, shape.groups)))
     return tiles
@@ -165,11 +171,10 @@ def _exact_tiles(span: Span, shape: AttentionShape, dtype: torch.dtype) -> list[
     A kernel sums over slots in an order of its own, so a row's ancestors must lie where plain decoding would have put
     them. The paths of a tree therefore take turns in the slots of their positions.
     """
-    runs: list[tuple[list[int], list[tuple[Rows, int, int]]]] = []  # rows at consecutive positions, writes before them
+    runs: list[tuple[list[int], list[Write]]] = []  # rows at consecutive positions, writes before them
     first, start, root = span.start, span.past, span.past + span.chunk - 1
     if span.is_chain:
-        rows = range(first, first + span.rows)
-        runs.append((list(rows), [(slice(first, first + span.rows), start, span.rows)]))
+        runs.append(([*range(first, first + span.rows)], [(slice(first, first + span.rows), start, span.rows)]))
     else:
         draft = first + span.chunk
         spare = (slice(draft, first + span.rows), span.slab.spare_start, len(span.parents))
@@ -208,7 +213,7 @@ def _indices(rows: Rows, count: int) -> list[int]:
 
 
 def attend(
-    module: torch.nn.Module,
+    module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -217,7 +222,7 @@ def attend(
     dropout: float = 0.0,
     *,
     layout: Layout,
-    **features: object,
+    **features: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention over per-session slabs, for transformers' attention interface.
 
@@ -228,7 +233,7 @@ def attend(
         if features.get(feature) is not None:
             raise ModelError(f"attention with {feature} is not supported", where=type(module).__name__)
     heads, width = query.shape[1], query.shape[3]
-    key, value, layer = key[0], value[0], module.layer_idx
+    key, value, layer = key[0], value[0], int(module.layer_idx)
     query = query[0] if layout.gather is None else query[0].index_select(1, layout.gather)
     query = query.unflatten(0, (-1, layout.groups))  # [key heads, groups, queries, head_dim]
     outs, at = [], 0

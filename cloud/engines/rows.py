@@ -140,7 +140,7 @@ def find_spans(layers: list[TiledLinear]) -> None:
                 torch.set_num_threads(threads)
             if not torch.equal(alone, tiles[: layer.row_tile]):
                 raise NumericsError(
-                    f"a product of {layer.in_features} x {layer.out_features} has other bits on {threads} threads than on one",
+                    f"a {layer.in_features} x {layer.out_features} product gives other bits on {threads} threads",
                     where="numerics.mode",
                     remedy='Use another thread count, or "fast"',
                 )

@@ -149,7 +149,7 @@ class TorchEngine:
         if len(work.draft) > self.max_draft:
             return f"{len(work.draft)} draft rows are more than {self.max_draft}"
         if len(session.ids) + len(work.draft) > session.slab.text_slots:
-            return f"{len(session.ids)} ids and {len(work.draft)} draft rows do not fit into {session.slab.text_slots} slots"
+            return f"{len(session.ids)} ids and {len(work.draft)} draft rows exceed {session.slab.text_slots} slots"
         if min(work.draft) < 0 or max(work.draft) >= self.info.vocab_size:
             return f"a draft id is not in 0..{self.info.vocab_size - 1}"
         if any(not -1 <= parent < i for i, parent in enumerate(work.parents)):
