@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import selectors
 import socket
 import ssl
@@ -19,6 +18,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
+from link.backoff import Backoff
 from link.client import Will, expiry, explain, new_client, password, remedy, tls_context
 from link.config import BrokerConfig
 from link.outbox import EXPIRED, PACKET_TOO_LARGE, QUOTA_EXCEEDED, Message, Queue, Retained, Window
@@ -26,8 +26,6 @@ from protocol.errors import ConfigError, LinkError, WireError
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_S = 0.5
-STABLE_S = 5.0  # a connection that lasted this long was a success: the next pause is short again
 GOODBYE_S = 0.5  # for the last packet, after what `close` allows for the queue
 READ_AT_ONCE = 16
 TICK_S = 0.5  # keepalive and refresh are looked at this often
@@ -88,6 +86,7 @@ class MqttLink:
         self._events: list[tuple[Callable[..., None], Any, Any]] = []
         self._client: paho.Client | None = None
         self._up = False
+        self._up_since: float | None = None
         self._lost: LinkError | None = None
         self._granting: set[int] = set()  # subscribe packet ids without an answer yet
         self._packet_limit = config.max_packet_bytes
@@ -238,10 +237,9 @@ class MqttLink:
     # On the link's thread.
 
     def _run(self) -> None:
-        pause, ceiling = FIRST_PAUSE_S, self._config.backoff_max_s
+        backoff = Backoff(self._config.backoff_max_s)
         while not self._finished():
-            started = time.monotonic()
-            self._lost = None
+            self._lost = self._up_since = None
             try:
                 failure = self._connection()
             except OSError as error:
@@ -253,13 +251,10 @@ class MqttLink:
                 failure = self._failure(f"broken packet: {error!r}", "Check that an MQTT 5 broker listens there.")
             if failure is None:
                 break
-            if time.monotonic() - started > STABLE_S + self._config.connect_timeout_s:
-                pause = FIRST_PAUSE_S
-            wait_s = min(pause, ceiling) * random.uniform(0.5, 1.0)
-            pause = min(pause * 2, ceiling)
+            pause_s = backoff.pause_s(time.monotonic() - self._up_since if self._up_since else 0.0)
             self._down(failure)
             self._dispatch()
-            self._sleep(wait_s)
+            self._sleep(pause_s)
         self._down(None)
         self._dispatch()
         with self._lock:
@@ -396,7 +391,7 @@ class MqttLink:
             self._set_up()
 
     def _set_up(self) -> None:
-        self._up, self.failure = True, None
+        self._up, self._up_since, self.failure = True, time.monotonic(), None
         self._counters.connects += 1
         self._notify(self._on_state, True, "connected")
         self._changed.notify_all()

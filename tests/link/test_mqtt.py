@@ -174,6 +174,34 @@ def test_large_payloads_arrive_whole_and_in_order(broker: Broker, end: Make) -> 
     until(lambda: one.payloads() == payloads)
 
 
+def test_what_the_socket_does_not_take_at_once_follows_at_once(broker: Broker, end: Make) -> None:
+    """Not at the next tick of the link's clock, half a second later."""
+    one = end(broker.port, "one", subscriptions=[("rest", 0)])
+    seconds = []
+    for number in range(5):
+        start = time.perf_counter()
+        one.link.publish("rest", bytes(1_000_000))
+        until(lambda number=number: len(one.messages) > number)  # type: ignore[misc]
+        seconds.append(time.perf_counter() - start)
+    assert sorted(seconds)[2] < 0.25
+
+
+def test_the_servers_limits_are_obeyed(end: Make) -> None:
+    """A server that announces Receive Maximum 1 and packets of 100 bytes at most, and acknowledges nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = end(server.getsockname()[1], "one", up=False)
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(1024)
+            connection.sendall(b"\x20\x0b\x00\x00\x08\x21\x00\x01\x27\x00\x00\x00\x64")
+            one.link.wait_up(5.0)
+            assert not one.link.publish("a", bytes(100))
+            assert one.link.publish("a", bytes(50))
+            for _ in range(3):
+                assert one.link.publish("a", bytes(50), 1)
+            assert one.link.counters().sent == 2
+
+
 @mosquitto_only
 def test_the_servers_receive_maximum_is_obeyed(end: Make) -> None:
     """Behind a delay, so that acknowledgements are late: never more in flight than the broker takes, all arrive."""
@@ -396,12 +424,14 @@ def test_retained_state_is_sent_at_each_connect_refreshed_and_forgotten(end: Mak
     with Broker.start() as first:
         one = end(first.port, "one")
         one.link.retain("state/kept", b"on", expiry_s=1.0)
+        one.link.retain("state/fixed", b"serial 7")
         watcher = end(first.port, "watcher", subscriptions=[("state/kept", 0)])
         until(lambda: len(watcher.messages) >= 3, 4.0)
         first.kill()
         with Broker.start(first.port):
             late = end(first.port, "late", subscriptions=[("state/kept", 0)])
-            until(lambda: b"on" in late.payloads())
+            fixed = end(first.port, "fixed", subscriptions=[("state/fixed", 0)])
+            until(lambda: b"on" in late.payloads() and b"serial 7" in fixed.payloads())
             one.link.forget("state/kept")
             until(lambda: late.payloads()[-1] == b"")
             quiet = len(late.messages)
@@ -426,7 +456,7 @@ def test_publish_never_blocks_and_memory_is_bounded_in_a_freeze(broker: Broker, 
             calls.append(time.perf_counter() - start)
         calls.sort()
         assert calls[len(calls) // 2] < 0.001
-        assert calls[-3] < 0.005, "two slow calls are the machine's"
+        assert calls[len(calls) * 99 // 100] < 0.005, "the slowest hundredth is the machine's"
         counters = one.link.counters()
         held = 3000 - counters.sent - counters.dropped
         assert held * 4096 < 160 << 10, "waiting in our queues"
@@ -447,6 +477,23 @@ def test_what_is_fresh_passes_first_after_a_freeze(broker: Broker, end: Make) ->
         numbers = [int.from_bytes(payload[:4], "big") for payload in reader.payloads()]
         assert numbers == sorted(numbers)
         assert len(numbers) < 1500
+
+
+def test_what_waited_at_qos_0_is_dropped_with_the_connection(broker: Broker, end: Make) -> None:
+    with WanThread(("127.0.0.1", broker.port)) as wan:
+        reader = end(broker.port, "reader", subscriptions=[("stale", 0)])
+        writer = end(wan.port, "writer")
+        wan.set_outage("freeze")
+        for _ in range(2500):
+            writer.link.publish("stale", bytes(4096))
+        wan.set_outage("cut")
+        until(lambda: not writer.link.up)
+        wan.set_outage(None)
+        writer.link.wait_up(5.0)
+        writer.link.publish("stale", b"fresh")
+        until(lambda: reader.payloads() == [b"fresh"])
+        counters = writer.link.counters()
+        assert counters.sent + counters.dropped == 2501
 
 
 def test_a_dead_connection_is_noticed_by_the_keepalive(broker: Broker, end: Make) -> None:
