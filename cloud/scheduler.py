@@ -45,7 +45,7 @@ class Scheduler:
     @staticmethod
     def _share(roots: list[Ledger], budget: int) -> list[int]:
         """Draft rows for each root, one at a time round the sessions until the budget or the guesses run out."""
-        wishes = [len(ledger.tree) for ledger in roots]
+        wishes = [len(ledger.draft_rows(budget)) for ledger in roots]
         shares = [0] * len(roots)
         while budget:
             hungry = [i for i, wish in enumerate(wishes) if shares[i] < wish][:budget]

@@ -1,0 +1,146 @@
+"""What a step holds, for sessions in every state."""
+
+from __future__ import annotations
+
+import random
+from math import inf
+
+import pytest
+
+from cloud.engines.base import Work
+from cloud.ledger import Ledger
+from cloud.scheduler import Scheduler, rows_of
+from protocol.messages import Draft, Limits, Open
+from protocol.sampling import Sampling
+from protocol.text import Ids, owner_hash, prefix_hashes
+from protocol.tree import deltas_of
+
+LIMITS = Limits(draft_rows=20, ahead=16, context=200, vocab_size=100)
+PROMPT = (11, 12, 13)
+
+
+def ledger(key: int, *, guesses=(), parents=None, patience_ms: int | None = 0, idle_since=0.0, max_tokens=50) -> Ledger:
+    opened = Open(key, 0, "t", 3, Ids(PROMPT), Sampling(), max_tokens, (), patience_ms)
+    made = Ledger("a.b", opened, verifier="v", handle=key, key=key, limits=LIMITS, now=idle_since)
+    if guesses:
+        hash = prefix_hashes(owner_hash(key, "v", 0), PROMPT)[-1]
+        made.graft(Draft(key, 0, 1, 3, hash, 3, Ids(guesses), Ids(deltas_of(parents or ()))), idle_since)
+    return made
+
+
+def plan(ledgers, *, rows=64, chunk=8, pending=None, now=0.0) -> dict[int, Work]:
+    unread = pending or {}
+    work = Scheduler(rows, chunk).plan(ledgers, lambda key: unread.get(key, 1), now).work
+    assert len({one.key for one in work}) == len(work), "a session is twice in one step"
+    assert sum(one.rows + len(one.draft) for one in work) <= rows, "over the budget"
+    assert all(one.rows for one in work)
+    return {one.key: one for one in work}
+
+
+def test_each_due_session_gets_its_root_row_before_anyone_gets_a_draft_row():
+    ledgers = [ledger(i, guesses=range(1, 11)) for i in range(6)]
+    work = plan(ledgers, rows=6)
+    assert sorted(work) == list(range(6))
+    assert all((one.rows, len(one.draft)) == (1, 0) for one in work.values())
+
+
+def test_draft_rows_are_dealt_round_robin():
+    ledgers = [ledger(i, guesses=range(1, 11)) for i in range(3)]
+    assert sorted(len(one.draft) for one in plan(ledgers, rows=3 + 10).values()) == [3, 3, 4]
+    few = [ledger(0, guesses=[1]), ledger(1, guesses=range(1, 11)), ledger(2)]
+    shares = {key: len(one.draft) for key, one in plan(few, rows=3 + 8).items()}
+    assert shares == {0: 1, 1: 7, 2: 0}
+
+
+def test_rows_that_a_session_cannot_use_go_to_another():
+    """One session is two tokens from its end, so that only the first of its ten guesses is worth a row."""
+    short = ledger(0, guesses=range(1, 11), max_tokens=2)
+    long = ledger(1, guesses=range(1, 11))
+    work = plan([short, long], rows=2 + 8)
+    assert (len(work[0].draft), len(work[1].draft)) == (1, 7)
+
+
+def test_when_not_all_roots_fit_the_longest_waiting_go_first():
+    ledgers = [ledger(i, idle_since=float(i % 3)) for i in range(6)]
+    work = plan(ledgers, rows=3, now=10.0)
+    assert set(work) == {0, 3, 1}
+
+
+def test_a_tree_keeps_its_parents():
+    (work,) = plan([ledger(1, guesses=[1, 2, 3, 4], parents=[-1, 0, 0, 2])]).values()
+    assert (list(work.draft), list(work.parents)) == ([1, 2, 3, 4], [-1, 0, 0, 2])
+
+
+@pytest.mark.parametrize("most", range(6))
+def test_a_part_of_a_tree_is_a_tree(most):
+    work = rows_of(ledger(1, guesses=[1, 2, 3, 4, 5], parents=[-1, -1, 0, 1, 3]), most)
+    assert len(work.draft) == most
+    assert all(-1 <= parent < i for i, parent in enumerate(work.parents))
+
+
+def test_prefill_comes_in_chunks_beside_the_roots():
+    ledgers = [ledger(0), ledger(1)]
+    work = plan(ledgers, pending={1: 100}, chunk=8)
+    assert (work[0].rows, work[1].rows) == (1, 8)
+    last = plan(ledgers, pending={1: 5}, chunk=8)
+    assert last[1].rows == 5, "the last chunk of a due session holds its root row, so that it draws a token"
+
+
+def test_a_prefill_never_crowds_out_the_root_rows():
+    work = plan([ledger(0), *(ledger(i) for i in range(1, 4))], pending={0: 100}, rows=5, chunk=8)
+    assert {key: one.rows for key, one in work.items()} == {0: 2, 1: 1, 2: 1, 3: 1}
+
+
+def test_prefill_goes_before_draft_rows():
+    work = plan([ledger(0, guesses=range(1, 11)), ledger(1)], pending={1: 100}, rows=10, chunk=8)
+    assert (work[1].rows, len(work[0].draft)) == (8, 1)
+
+
+def test_infinite_patience_prefills_but_draws_nothing():
+    waiting = ledger(1, patience_ms=None)
+    assert waiting.due_at() == inf
+    assert plan([waiting], pending={1: 20})[1].rows == 8
+    assert plan([waiting], pending={1: 4})[1].rows == 3, "all but the root row"
+    assert plan([waiting], pending={1: 1}, now=1e9) == {}
+
+
+def test_patience_that_is_over_is_due():
+    patient = ledger(1, patience_ms=300)
+    assert plan([patient], now=0.29) == {}
+    assert plan([patient], now=0.3)[1].rows == 1
+    assert plan([ledger(1, patience_ms=None, guesses=[1])])[1].draft == [1]
+
+
+def test_what_is_complete_or_too_far_ahead_gets_nothing():
+    ahead = ledger(1)
+    ahead.commit(range(1, 17), 0.0)
+    complete = ledger(2, max_tokens=1)
+    complete.commit([1], 0.0)
+    assert plan([ahead, complete]) == {}
+    ahead.heard(10, None, 0.0)
+    assert set(plan([ahead])) == {1}
+
+
+def test_any_mixture_keeps_the_budget_and_the_order():
+    """Never over the budget, no due root left out while a draft row is in, nothing left undone while rows are free."""
+    rng = random.Random(3)
+    for _ in range(400):
+        rows, now = rng.randint(1, 20), 1.0
+        ledgers, pending = [], {}
+        for key in range(rng.randint(0, 10)):
+            guesses = range(1, 1 + rng.randint(0, 9))
+            patience = rng.choice([0, 500, 2000, None])
+            ledgers.append(ledger(key, guesses=guesses, patience_ms=patience, max_tokens=rng.choice([1, 3, 50])))
+            pending[key] = rng.choice([1, 1, 1, 2, 7, 30])
+        work = plan(ledgers, rows=rows, chunk=4, pending=pending, now=now)
+        due = {one.key for one in ledgers if pending[one.key] == 1 and one.may_run() and one.due_at() <= now}
+        drafts = sum(len(one.draft) for one in work.values())
+        used = sum(one.rows for one in work.values()) + drafts
+        if drafts:
+            assert due <= set(work)
+            assert {key for key, left in pending.items() if left > 2} <= set(work)
+        if used < rows:
+            assert due <= set(work)
+            assert all(len(work[key].draft) == len(ledgers[key].draft_rows(99)) for key in due)
+        for key, one in work.items():
+            assert one.rows <= min(4, pending[key]) and (not one.draft or key in due)
