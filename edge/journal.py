@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from edge.window import Request
+from protocol.errors import OutriderError
 from protocol.sampling import Sampling
 
 
@@ -124,8 +125,8 @@ def read(path: Path) -> Entry | None:
     """The session of a journal file; None where not even its request can be read."""
     lines = path.read_bytes().split(b"\n")[:-1]
     try:
-        header = msgspec.json.decode(lines[0], type=_Header)
-    except (IndexError, msgspec.MsgspecError):
+        request = _request_of(msgspec.json.decode(lines[0], type=_Header))
+    except (IndexError, ValueError, msgspec.MsgspecError, OutriderError):
         return None
     committed: list[int] = []
     epoch, end = 0, ""
@@ -137,7 +138,11 @@ def read(path: Path) -> Entry | None:
         committed.extend(line.ids)
         epoch = line.epoch if line.epoch is not None else epoch
         end = line.end or end
-    request = Request(
+    return Entry(request, committed, epoch, end)
+
+
+def _request_of(header: _Header) -> Request:
+    return Request(
         int(header.session, 16),
         header.target,
         tuple(header.prompt),
@@ -146,4 +151,3 @@ def read(path: Path) -> Entry | None:
         tuple(header.stop_ids),
         inf if header.patience_s is None else header.patience_s,
     )
-    return Entry(request, committed, epoch, end)

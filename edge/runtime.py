@@ -96,22 +96,31 @@ class SessionRun:
     def _act(self) -> None:
         """Carry out what the window decided: journal before the application sees it, then the messages."""
         window = self.window
-        if self._journal is not None and window.epoch != self._epoch:
+        if window.epoch != self._epoch:
             self._epoch = window.epoch
-            self._journal.epoch(window.epoch)
+            self._record(lambda journal: journal.epoch(window.epoch))
         fresh = window.committed[self._delivered :] if window.frontier - window.prompt_len > self._delivered else []
         if fresh:
             self._delivered += len(fresh)
-            if self._journal is not None:
-                self._journal.commit(fresh)
+            self._record(lambda journal: journal.commit(fresh))
             self._listener.verified(fresh)
         for send in window.take():
             self._publish(send)
         if window.done and not self._over:
             self._over = True
-            if self._journal is not None and window.finish:
-                self._journal.end(window.finish)
+            if window.finish:
+                self._record(lambda journal: journal.end(window.finish))
             self._listener.ended()
+
+    def _record(self, line: Callable[[SessionJournal], None]) -> None:
+        """A journal that cannot be written costs the way back after a crash, never the text."""
+        if self._journal is None:
+            return
+        try:
+            line(self._journal)
+        except OSError as error:
+            log.error("%s: %s; this text cannot be resumed from here on", self._journal.path, error)
+            self._journal = None
 
     # -- the drafting loop ----------------------------------------------------------------------------------------
 
