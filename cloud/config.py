@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from cloud.scheduler import Scheduler
 from cloud.verifier import Bounds
-from link.config import BrokerConfig, Section
+from link.config import BrokerConfig, Section, named_by_section
 from protocol.topics import check_name
 
 if TYPE_CHECKING:
@@ -74,9 +74,7 @@ class LimitsConfig(Section, frozen=True):
     idle_s: Seconds = 60.0
 
     def bounds(self) -> Bounds:
-        return Bounds(
-            self.sessions, self.sessions_per_device, self.draft_rows, self.ahead, self.repair_s, self.idle_s
-        )
+        return Bounds(self.sessions, self.sessions_per_device, self.draft_rows, self.ahead, self.repair_s, self.idle_s)
 
 
 class CloudConfig(Section, frozen=True):
@@ -91,4 +89,5 @@ class CloudConfig(Section, frozen=True):
 
     def __post_init__(self) -> None:
         if self.verifier is not None:
-            check_name(self.verifier, "verifier")
+            with named_by_section():
+                check_name(self.verifier, "verifier")

@@ -10,13 +10,14 @@ from msgspec import Meta
 
 from edge.policy import ChainPolicy, NoDraftPolicy, Policy, SyncPolicy, TreePolicy
 from edge.window import Timing
-from link.config import BrokerConfig, Section
+from link.config import BrokerConfig, Section, named_by_section
 from protocol.errors import ConfigError
 from protocol.sampling import Sampling
 from protocol.topics import check_device, check_name
 
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
+MAX_PATIENCE_S = 1_000_000  # what fits `Open.patience_ms`
 
 
 class DeviceConfig(Section, frozen=True):
@@ -26,7 +27,8 @@ class DeviceConfig(Section, frozen=True):
     state: Path = Path("/var/lib/outrider")
 
     def __post_init__(self) -> None:
-        check_device(self.name)
+        with named_by_section():
+            check_device(self.name)
 
 
 class DrafterConfig(Section, frozen=True):
@@ -75,9 +77,12 @@ class SessionConfig(Section, frozen=True):
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        self.sampling(0)
-        if self.target is not None:
-            check_name(self.target, "target")
+        with named_by_section():
+            self.sampling(0)
+            if self.target is not None:
+                check_name(self.target, "target")
+        if MAX_PATIENCE_S < self.patience_s < inf:
+            raise ValueError(f"patience_s {self.patience_s:g} is over {MAX_PATIENCE_S}; inf waits for ever")
 
     def sampling(self, seed: int) -> Sampling:
         return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=seed)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -23,6 +25,15 @@ T = TypeVar("T")
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Base of every configuration section: by keyword, frozen (say `frozen=True` again), unknown keys are errors."""
+
+
+@contextmanager
+def named_by_section() -> Iterator[None]:
+    """Around checks in a section's `__post_init__`: what they raise will name the section."""
+    try:
+        yield
+    except OutriderError as error:
+        raise ValueError(f"{error.what}. {error.remedy}" if error.remedy else error.what) from None
 
 
 class TlsConfig(Section, frozen=True):
