@@ -29,7 +29,9 @@ TELL_S = 15.0
 class Gateway:
     """Runs one `Verifier` until `stop`. At most MOST_WAITING messages wait for the loop; the oldest give way."""
 
-    def __init__(self, verifier: Verifier, broker: BrokerConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, verifier: Verifier, broker: BrokerConfig, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.verifier, self._clock = verifier, clock
         self._inbox: deque[tuple[str, bytes]] = deque(maxlen=MOST_WAITING)
         self._something = threading.Event()

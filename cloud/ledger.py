@@ -43,7 +43,9 @@ class Ledger:
         before = prefix_hashes(owner_hash(self.session, verifier, self.epoch), self.text)
         self.hashes = before[self.prompt_len :]
         self.end = min(self.prompt_len + opened.max_tokens, limits.context)
-        self._end_reason = FinishReason.CONTEXT if self.end < self.prompt_len + opened.max_tokens else FinishReason.LENGTH
+        self._end_reason = (
+            FinishReason.CONTEXT if self.end < self.prompt_len + opened.max_tokens else FinishReason.LENGTH
+        )
         self.tree = DraftTree(self.text[-1], len(self.text), self.hashes[-1])
         self.device_has = len(self.text)
         self.finish = self._finish_at(len(self.text) - 1) if len(self.text) > self.prompt_len else ""

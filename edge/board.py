@@ -217,6 +217,4 @@ class Board:
             package = version("outrider")
         except PackageNotFoundError:
             package = "0"
-        return DeviceState(
-            "online", package, info.name, info.weights_digest, info.tokenizer_digest, info.compute
-        )
+        return DeviceState("online", package, info.name, info.weights_digest, info.tokenizer_digest, info.compute)

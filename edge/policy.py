@@ -28,7 +28,7 @@ class Policy(Protocol):
 
 
 def gathered_send_at(window: Window, now: float, share: float) -> float:
-    """At once when the verifier holds no guess of ours, else no sooner than `share` of its step after the last draft."""
+    """At once when the verifier holds no guess of ours, else not within `share` of its step after the last draft."""
     if not window.unsent():
         return inf
     if not window.in_flight():

@@ -1,4 +1,4 @@
-"""What the runtime needs of a drafter: a text with a tree of guesses behind it, and the guesses that could come next."""
+"""What the runtime needs of a drafter: a text with a tree of guesses behind it, and the guesses that may come next."""
 
 from __future__ import annotations
 
