@@ -1,0 +1,92 @@
+"""`python -m tools.export target|drafter MODEL OUT`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from protocol.errors import OutriderError
+from tools.export import graph, sources, write
+
+console = Console(stderr=True)
+
+
+@click.group()
+def main() -> None:
+    """Export MODEL (a Hugging Face directory or hub id, or a .gguf file) into the directory OUT."""
+
+
+def common(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What both commands take."""
+    for decorator in (
+        click.option("--force", is_flag=True, help="Replace an earlier export in OUT."),
+        click.argument("out", type=click.Path(path_type=Path)),
+        click.argument("model"),
+    ):
+        command = decorator(command)
+    return command
+
+
+@main.command()
+@common
+@click.option("--dtype", type=click.Choice(sorted(write.DTYPES)), default="float32", show_default=True)
+def target(model: str, out: Path, dtype: str, force: bool) -> None:
+    """The model that decides the text, as transformers loads it."""
+    write.check_free(out, force)
+    source = _read(model)
+    with console.status("writing"):
+        manifest = write.write_target(source, out, dtype, force)
+    _report(out, manifest)
+
+
+@main.command()
+@common
+@click.option("--group", type=click.Choice([16, 32, 64, 128]), default=32, show_default=True, help="Weights a scale.")
+@click.option(
+    "--head-bits", type=click.Choice([4, 8]), default=8, show_default=True, help="Bits of head and embedding."
+)
+@click.option("--symmetric", is_flag=True, help="No zero points: a little smaller, drafts agree less.")
+@click.option(
+    "--accuracy-level", type=click.Choice([1, 4]), default=4, show_default=True,
+    help="Of MatMulNBits: 4 computes with int8 activations, 1 with float32.",
+)  # fmt: skip
+@click.option("--context", type=click.IntRange(min=16), help="Tokens; by default what the model takes.")
+def drafter(model: str, out: Path, force: bool, **options: Any) -> None:
+    """A small model with 4-bit weights, as an ONNX graph for the board."""
+    write.check_free(out, force)
+    source = _read(model)
+    columns = TextColumn("quantising"), BarColumn(), MofNCompleteColumn(), TextColumn("layers"), TimeElapsedColumn()
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("", total=None)
+        manifest = write.write_drafter(
+            source,
+            out,
+            graph.Options(**options),
+            force,
+            lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    _report(out, manifest)
+
+
+def _read(model: str) -> sources.Source:
+    with console.status(f"reading {model}"):
+        return sources.read(model)
+
+
+def _report(out: Path, manifest: write.Manifest) -> None:
+    size = sum(file.stat().st_size for file in out.iterdir()) / 1e6
+    console.print(f"{manifest.kind} {manifest.name}: {size:.0f} MB in {out}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except OutriderError as error:
+        console.print(f"[red]{type(error).__name__}[/red] {error}", highlight=False)
+        sys.exit(error.exit_code)

@@ -1,0 +1,138 @@
+"""Write a model directory: all of it or nothing, the manifest last."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from edge.drafters.manifest import MANIFEST, TARGET_WEIGHTS, TOKENIZER, Manifest, digest
+from protocol.errors import ConfigError
+from tools.export import graph
+from tools.export.sources import Source
+
+CHAT_TEMPLATE = "chat_template.jinja"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+Progress = Callable[[int, int], None]
+
+
+def write_target(source: Source, out: Path, dtype: str = "float32", force: bool = False) -> Manifest:
+    """A directory that transformers loads: config.json, model.safetensors, tokenizer and manifest.
+
+    Raises ConfigError where `out` cannot be written.
+    """
+    from safetensors.torch import save_file
+    from transformers import GenerationConfig
+
+    with directory(out, force) as part:
+        weights = {name: tensor.to(DTYPES[dtype]).contiguous() for name, tensor in source.weights.items()}
+        save_file(weights, part / TARGET_WEIGHTS[0], metadata={"format": "pt"})
+        source.config.dtype = dtype
+        source.config.save_pretrained(part)
+        special = {key: getattr(source.config, key, None) for key in ("bos_token_id", "pad_token_id")}
+        GenerationConfig(eos_token_id=list(source.stop_ids), **special).save_pretrained(part)
+        return _finish(source, part, kind="target", dtype=dtype, context=source.config.max_position_embeddings)
+
+
+def write_drafter(
+    source: Source, out: Path, options: graph.Options, force: bool = False, progress: Progress | None = None
+) -> Manifest:
+    """A directory that the board's ONNX drafter loads.
+
+    Raises ConfigError where `out` cannot be written, ModelError where the graph cannot express the model.
+    """
+    with directory(out, force) as part:
+        built, tied = graph.build(source.config, source.weights, options, progress)
+        built.save(part)
+        return _finish(
+            source,
+            part,
+            kind="drafter",
+            dtype="float32",
+            context=min(
+                options.context or source.config.max_position_embeddings, source.config.max_position_embeddings
+            ),
+            compute="w4a8" if options.accuracy_level == 4 else "w4a32",
+            quantisation=_describe(options, tied),
+        )
+
+
+def _describe(options: graph.Options, tied: bool) -> Mapping[str, str]:
+    signed = "symmetric" if options.symmetric else "asymmetric"
+    activations = (
+        f"int8 in groups of {options.group} inside MatMulNBits (accuracy level 4), float32 elsewhere"
+        if options.accuracy_level == 4
+        else f"float32 (MatMulNBits accuracy level {options.accuracy_level})"
+    )
+    head = f"int{options.head_bits} symmetric groups of {options.group}"
+    return {
+        "weights": f"int4 {signed} groups of {options.group}, float32 scales",
+        "head": head,
+        "embedding": "the head's matrix" if tied else head,
+        "activations": activations,
+        "cache": "float32",
+    }
+
+
+def _finish(source: Source, part: Path, *, kind: str, **facts: Any) -> Manifest:
+    (part / TOKENIZER).write_bytes(source.tokenizer)
+    (part / CHAT_TEMPLATE).write_text(source.chat_template, encoding="utf-8")
+    manifest = Manifest(
+        kind=kind,
+        name=source.name,
+        architecture=source.architecture,
+        source=source.origin,
+        weights_digest="",
+        tokenizer_digest=digest(part / TOKENIZER),
+        vocab_size=source.vocab_size,
+        stop_ids=source.stop_ids,
+        chat_template=CHAT_TEMPLATE,
+        special_tokens=source.special_tokens,
+        **facts,
+    )
+    files = [part / name for name in manifest.weights_files]
+    manifest = msgspec.structs.replace(manifest, weights_digest=digest(*files))
+    (part / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+    return manifest
+
+
+def check_free(out: Path, force: bool) -> None:
+    """Raises ConfigError where `out` is taken: `force` replaces an earlier export, and nothing else."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not (out / MANIFEST).is_file():
+        raise ConfigError("exists and is not an exported model", where=str(out), remedy="choose another directory")
+    if not force:
+        raise ConfigError("exists", where=str(out), remedy="add --force to replace it, or choose another directory")
+
+
+@contextmanager
+def directory(out: Path, force: bool) -> Iterator[Path]:
+    """A temporary directory beside `out` that takes its place when the block ends without an error."""
+    check_free(out, force)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    except OSError as error:
+        raise ConfigError(error.strerror or str(error), where=str(out.parent), remedy="choose another place") from error
+    try:
+        yield part
+        part.chmod(0o755)
+        for file in part.iterdir():
+            file.chmod(0o644)
+        if out.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{out.name}.old.", dir=out.parent))
+            out.rename(old / out.name)
+            part.rename(out)
+            shutil.rmtree(old)
+        else:
+            part.rename(out)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
