@@ -50,7 +50,9 @@ class _Group(click.Group):
 def main(verbose: bool) -> None:
     """The verifier: certifies the drafts of a fleet with one large model."""
     logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
+        level=logging.DEBUG if verbose else logging.INFO,
+        format="%(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
     )
 
 
@@ -87,7 +89,9 @@ def serve(config_path: Path) -> None:
 
 
 @main.command()
-@click.option("--config", "config_path", type=click.Path(path_type=Path), help="A verifier's TOML file, for its broker.")
+@click.option(
+    "--config", "config_path", type=click.Path(path_type=Path), help="A verifier's TOML file, for its broker."
+)
 @click.option("--broker", default="127.0.0.1:1883", help="HOST:PORT, where there is no file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def status(config_path: Path | None, broker: str, as_json: bool) -> None:
@@ -107,7 +111,12 @@ def status(config_path: Path | None, broker: str, as_json: bool) -> None:
     table = Table("verifier", "status", "target", "numerics", "sessions", "step ms")
     for state in states:
         table.add_row(
-            state.verifier, state.status, state.target, state.numerics, str(state.sessions), f"{state.step_us / 1000:.1f}"
+            state.verifier,
+            state.status,
+            state.target,
+            state.numerics,
+            str(state.sessions),
+            f"{state.step_us / 1000:.1f}",
         )
     Console().print(table if states else f"No verifier has announced itself at {config.address}.")
 

@@ -125,7 +125,7 @@ class Ledger:
         return result
 
     def commit(self, accepted: Sequence[int], now: float) -> tuple[int, int]:
-        """Append what a step drew; `accepted` is cut at a stop id or the end. Returns (base, ids that had been guessed)."""
+        """Append what a step drew, up to a stop id or the end. Returns (base, how many ids had been guessed)."""
         base = self.frontier
         ids: list[int] = []
         for id in accepted:
