@@ -198,15 +198,15 @@ def _declare(graph: Graph, config: Any) -> None:
     heads, width = config.num_key_value_heads, config.head_dim
     int64, int32, float32 = TensorProto.INT64, TensorProto.INT32, TensorProto.FLOAT
     cache: list[Any] = [1, heads, "capacity", width]
-    shape: list[Any]
-    for name, kind, shape in (
+    inputs: list[tuple[str, int, list[Any]]] = [
         ("input_ids", int64, [1, "rows"]),
         ("position_ids", int64, [1, "rows"]),
         ("attention_bias", float32, [1, 1, "rows", "total"]),
         ("seqlens_k", int32, [1]),
         ("total_length", int32, []),
         ("logit_rows", int64, ["n"]),
-    ):
+    ]
+    for name, kind, shape in inputs:
         graph.inputs.append(helper.make_tensor_value_info(name, kind, shape))
     graph.outputs.append(helper.make_tensor_value_info("logits", float32, ["n", config.vocab_size]))
     for layer in range(config.num_hidden_layers):
