@@ -158,13 +158,17 @@ class MqttLink:
         """Add a subscription, now and at each connect."""
         with self._lock:
             self._subscriptions[topic_filter] = qos
-            if self._client and self._up:
+            if self._client and (self._up or self._granting):
                 self._send_subscriptions(self._client, {topic_filter: qos})
 
     def unsubscribe(self, topic_filter: str) -> None:
         """End a subscription; what the broker has already sent still arrives."""
         with self._lock:
-            if self._subscriptions.pop(topic_filter, None) is not None and self._client and self._up:
+            if (
+                self._subscriptions.pop(topic_filter, None) is not None
+                and self._client
+                and (self._up or self._granting)
+            ):
                 self._client.unsubscribe(topic_filter)
 
     def close(self, timeout_s: float = 2.0) -> bool:

@@ -132,7 +132,7 @@ class _Half(asyncio.Protocol):
         size = len(data) if data else 0
         at = self._direction.release_at(self._proxy.clock(), size)
         if self._on_way:
-            at = max(at, self._on_way[-1][0])  # TCP keeps the order
+            at = max(at, self._on_way[-1][0])  # TCP keeps the order: the one before holds it up
         self._on_way.append((at, data))
         self._held += size
         if len(self._on_way) == 1:

@@ -150,6 +150,16 @@ def test_nobody_listening_is_reported(end: Make) -> None:
         until(lambda: one.acks == [("nobody", NO_MATCHING_SUBSCRIBERS), ("somebody", 0)])
 
 
+def test_a_subscription_made_while_connecting_is_not_lost(broker: Broker, end: Make) -> None:
+    for number in range(12):
+        one = end(broker.port, "one", up=False, subscriptions=[("first", 0)])
+        time.sleep(number * 0.0005)
+        one.link.subscribe(f"early/{number}", 0)
+        one.link.wait_up(5.0)
+        one.link.publish(f"early/{number}", b"x")
+        until(lambda one=one: one.payloads() == [b"x"])  # type: ignore[misc]
+
+
 def test_a_topic_that_cannot_be_published_to_is_the_callers_mistake(broker: Broker, end: Make) -> None:
     one = end(broker.port, "one")
     for topic in ("", "a/+/b", "a/#", "a\0b", "x" * 65536):
@@ -176,12 +186,13 @@ def test_large_payloads_arrive_whole_and_in_order(broker: Broker, end: Make) -> 
 
 def test_what_the_socket_does_not_take_at_once_follows_at_once(broker: Broker, end: Make) -> None:
     """Not at the next tick of the link's clock, half a second later."""
-    one = end(broker.port, "one", subscriptions=[("rest", 0)])
+    reader = end(broker.port, "reader", subscriptions=[("rest", 0)])
+    writer = end(broker.port, "writer")
     seconds = []
     for number in range(5):
         start = time.perf_counter()
-        one.link.publish("rest", bytes(1_000_000))
-        until(lambda number=number: len(one.messages) > number)  # type: ignore[misc]
+        writer.link.publish("rest", bytes(1_000_000))
+        until(lambda number=number: len(reader.messages) > number)  # type: ignore[misc]
         seconds.append(time.perf_counter() - start)
     assert sorted(seconds)[2] < 0.25
 
