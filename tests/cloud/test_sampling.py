@@ -13,7 +13,7 @@ from tests.protocol.test_sampling import KINDS, make_logits, make_sampling
 
 torch = pytest.importorskip("torch")
 
-from cloud.sampling import PREFIXES, choose_rows, gumbel, gumbel_of, philox  # noqa: E402
+from cloud.sampling import PREFIXES, choose_at_once, choose_rows, gumbel, gumbel_of, philox  # noqa: E402
 
 
 @pytest.mark.parametrize(("counter", "key", "result"), KNOWN_ANSWERS)
@@ -22,6 +22,16 @@ def test_philox_gives_the_published_answers(counter, key, result):
     assert tuple(int(w) for w in got) == result
 
 
+@pytest.fixture
+def one_thread():
+    """Many small operations on shared cores: threads would wait for each other most of the time."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_the_noise_of_ten_million_draws_is_equal():
     rng = np.random.default_rng(20)
     for _ in range(200):
@@ -46,6 +56,7 @@ def test_mixed_batches_choose_as_numpy_does(vocab):
         samplings = [make_sampling(rng) for _ in range(rows)]
         positions = [int(p) for p in rng.integers(2**48, size=rows)]
         expected = [choose(logits[i], positions[i], samplings[i]) for i in range(rows)]
+        assert choose_at_once(torch.from_numpy(logits), positions, samplings) == expected
         assert choose_rows(torch.from_numpy(logits), positions, samplings) == expected
 
 
@@ -57,7 +68,7 @@ def test_a_nucleus_wider_than_each_prefix_is_found():
     samplings[0] = Sampling(temperature=1.0, top_k=PREFIXES[0] + 1)
     samplings[1] = Sampling(temperature=1.0, top_k=PREFIXES[1] + 1, top_p=0.9)
     expected = [choose(logits[i], i, samplings[i]) for i in range(40)]
-    assert choose_rows(torch.from_numpy(logits), range(40), samplings) == expected
+    assert choose_at_once(torch.from_numpy(logits), range(40), samplings) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -66,6 +77,7 @@ def test_other_float_types_are_chosen_from_by_their_float32_values(dtype):
     logits = torch.from_numpy(rng.standard_normal((64, 2000)) * 3).to(dtype)
     samplings = [make_sampling(rng) for _ in range(64)]
     expected = [choose(row.float().numpy(), i, samplings[i]) for i, row in enumerate(logits)]
+    assert choose_at_once(logits, range(64), samplings) == expected
     assert choose_rows(logits, range(64), samplings) == expected
 
 
@@ -75,20 +87,22 @@ def test_a_real_vocabulary_is_chosen_from_as_numpy_does():
     logits[:, 77] = rng.uniform(8, 16, 6)
     for sampling in (Sampling(), Sampling(temperature=0.8, top_p=0.95, seed=1), Sampling(temperature=1.0, seed=2)):
         expected = [choose(row, i, sampling) for i, row in enumerate(logits)]
-        assert choose_rows(torch.from_numpy(logits), range(6), [sampling] * 6) == expected
+        assert choose_at_once(torch.from_numpy(logits), range(6), [sampling] * 6) == expected
 
 
+@pytest.mark.parametrize("choose_all", [choose_rows, choose_at_once])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_the_row_that_nothing_can_be_chosen_from_is_named(bad, temperature):
-    logits = torch.zeros(3, 10)
-    logits[1] = bad
-    with pytest.raises(SamplingError, match="row 1"):
-        choose_rows(logits, [0, 0, 0], [Sampling(temperature=temperature)] * 3)
+def test_the_row_that_nothing_can_be_chosen_from_is_named(bad, temperature, choose_all):
+    logits = torch.zeros(30, 10)
+    logits[21] = bad
+    with pytest.raises(SamplingError, match="row 21"):
+        choose_all(logits, [0] * 30, [Sampling(temperature=temperature)] * 30)
 
 
-def test_no_rows_are_no_tokens():
-    assert choose_rows(torch.zeros(0, 10), [], []) == []
+@pytest.mark.parametrize("choose_all", [choose_rows, choose_at_once])
+def test_no_rows_are_no_tokens(choose_all):
+    assert choose_all(torch.zeros(0, 10), [], []) == []
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
