@@ -47,6 +47,7 @@ def test_the_words_nearest_to_a_rounding_border_are_rounded_right():
     assert (gumbel_of(word) * noise.GRID).tolist() == expected.tolist()
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("vocab", [1, 6, 127, 130, 1500])
 def test_mixed_batches_choose_as_numpy_does(vocab):
     rng = np.random.default_rng(vocab)
