@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 import torch
+import transformers
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -24,6 +25,7 @@ def main() -> None:
     # The search works in pieces that fit one core's cache; threads that wait for each other cost ten times as much
     # on a busy machine.
     torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
 
 
 def common(command: Callable[..., Any]) -> Callable[..., Any]:

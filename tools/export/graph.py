@@ -175,6 +175,10 @@ def _check(config: Any, options: Options) -> None:
         )
 
 
+def _head_dim(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
 def _rope(config: Any, context: int) -> tuple[np.ndarray, np.ndarray]:
     """cos and sin [context, head_dim / 2], as transformers computes them for this configuration."""
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -195,7 +199,7 @@ def _same_matrix(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _declare(graph: Graph, config: Any) -> None:
-    heads, width = config.num_key_value_heads, config.head_dim
+    heads, width = config.num_key_value_heads, _head_dim(config)
     int64, int32, float32 = TensorProto.INT64, TensorProto.INT32, TensorProto.FLOAT
     cache: list[Any] = [1, heads, "capacity", width]
     inputs: list[tuple[str, int, list[Any]]] = [
@@ -259,7 +263,7 @@ def _layer(
          "position_ids", "attention_bias"],
         [f"{name}.attended", f"present.{layer}.key", f"present.{layer}.value"],
         domain=MICROSOFT, num_heads=config.num_attention_heads, kv_num_heads=config.num_key_value_heads,
-        do_rotary=1, rotary_interleaved=0, scale=config.head_dim**-0.5,
+        do_rotary=1, rotary_interleaved=0, scale=_head_dim(config) ** -0.5,
     )[0]  # fmt: skip
     out = graph.matmul(f"{name}.out", attention, part["self_attn.o_proj.weight"], part.get("self_attn.o_proj.bias"))
 
