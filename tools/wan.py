@@ -297,7 +297,11 @@ class WanThread:
 
     def start(self) -> WanThread:
         self._thread.start()
-        self._call(self.proxy.start())
+        try:
+            self._call(self.proxy.start())
+        except LinkError:
+            self.stop()
+            raise
         return self
 
     def stop(self) -> None:

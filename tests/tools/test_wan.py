@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from protocol.errors import LinkError
 from tools.wan import Direction, WanThread, parse_outage
 
 
@@ -207,6 +208,25 @@ def test_command_line_tells_the_port_and_counts(echo: tuple[str, int]) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_port_that_is_taken_is_named(echo: tuple[str, int]) -> None:
+    with pytest.raises(LinkError, match=f"127.0.0.1:{echo[1]}: cannot listen"):
+        WanThread(echo, listen=echo).start()
+    command = [sys.executable, "-m", "tools.wan", "--to", "127.0.0.1:1", "--listen", f"127.0.0.1:{echo[1]}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    assert done.returncode != 0 and "cannot listen" in done.stderr
+
+
+def test_a_far_end_that_refuses_ends_the_connection() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, not listening
+        with (
+            WanThread(taken.getsockname()) as wan,
+            connect(wan.port) as sock,
+            contextlib.suppress(ConnectionResetError),
+        ):
+            assert sock.recv(1) == b""
 
 
 def test_a_wrong_outage_is_refused() -> None:
