@@ -34,30 +34,20 @@ class Ledger:
     def __init__(
         self, device: str, opened: Open, *, verifier: str, handle: int, key: int, limits: Limits, now: float
     ) -> None:
-        self.device, self.session, self.epoch = device, opened.session, opened.epoch
+        self.device, self.session = device, opened.session
         self.verifier, self.handle, self.key, self.limits = verifier, handle, key, limits
-        self.prompt_len, self.sampling = opened.prompt_len, opened.sampling
+        self.prompt_len, self.sampling, self.max_tokens = opened.prompt_len, opened.sampling, opened.max_tokens
         self.stop_ids = frozenset(opened.stop_ids)
-        self.patience_s = inf if opened.patience_ms is None else opened.patience_ms / 1000
         self.text = list(opened.ids)
-        before = prefix_hashes(owner_hash(self.session, verifier, self.epoch), self.text)
-        self.hashes = before[self.prompt_len :]
+        self.steps = 0
+        self.renew(opened, now)
         self.end = min(self.prompt_len + opened.max_tokens, limits.context)
         self._end_reason = (
             FinishReason.CONTEXT if self.end < self.prompt_len + opened.max_tokens else FinishReason.LENGTH
         )
-        self.tree = DraftTree(self.text[-1], len(self.text), self.hashes[-1])
-        self.device_has = len(self.text)
         self.finish = self._finish_at(len(self.text) - 1) if len(self.text) > self.prompt_len else ""
         if not self.finish and len(self.text) >= self.end:
             self.finish = self._end_reason
-        self.steps = 0
-        self.seq = 0
-        self.spoke = False
-        self.heard_at = self.idle_since = self.told_at = now
-        self._early: list[tuple[Draft, int]] = []
-        self._told_advice: int | None = None
-        self._told_step_us = 0
 
     # -- questions ------------------------------------------------------------------------------------------------
 
@@ -100,7 +90,30 @@ class Ledger:
         at = length - self.prompt_len
         return self.hashes[at] if 0 <= at < len(self.hashes) else None
 
+    def continues(self, opened: Open) -> bool:
+        """Whether this is the text that the open asks for, as far as the device has it, or further."""
+        return (
+            (self.prompt_len, self.sampling, self.max_tokens) == (opened.prompt_len, opened.sampling, opened.max_tokens)
+            and self.stop_ids == frozenset(opened.stop_ids)
+            and self.text[: len(opened.ids)] == list(opened.ids)
+        )
+
     # -- events ---------------------------------------------------------------------------------------------------
+
+    def renew(self, opened: Open, now: float) -> None:
+        """The device owns the text under this epoch: facts stay, guesses and what it was told go."""
+        self.epoch = opened.epoch
+        self.patience_s = inf if opened.patience_ms is None else opened.patience_ms / 1000
+        before = prefix_hashes(owner_hash(self.session, self.verifier, self.epoch), self.text)
+        self.hashes = before[self.prompt_len :]
+        self.tree = DraftTree(self.text[-1], len(self.text), self.hashes[-1])
+        self.device_has = len(opened.ids)
+        self.seq = 0
+        self.spoke = False
+        self.heard_at = self.idle_since = self.told_at = now
+        self._early: list[tuple[Draft, int]] = []
+        self._told_advice: int | None = None
+        self._told_step_us = 0
 
     def heard(self, have: int, hash: int | None, now: float) -> None:
         """The device says what it has. Raises LedgerError for a text that is not this one."""

@@ -116,12 +116,14 @@ class Verifier:
     def _open(self, device: str, message: Open, now: float) -> None:
         known = self._by_session.get((device, message.session))
         if known is not None:
-            if message.epoch == known.epoch:
-                self._send(device, known.opened(now, self.step_us))
-                if known.frontier > known.device_has:
-                    self._send(device, known.news(known.device_has, now))
-                return
             if message.epoch < known.epoch:
+                return
+            if message.epoch == known.epoch:
+                self._answer(known, now)
+                return
+            if known.continues(message):  # a board that was killed: nothing is drawn or read twice
+                known.renew(message, now)
+                self._answer(known, now)
                 return
             self._forget(known)
         refusal = self._refusal(device, message)
@@ -144,9 +146,12 @@ class Verifier:
             self._by_key[ledger.key] = ledger
         self._by_handle[device, handle] = ledger
         self._by_session[device, message.session] = ledger
-        self._send(device, ledger.opened(now, self.step_us))
-        if ledger.finish:
-            self._send(device, ledger.news(ledger.frontier, now))
+        self._answer(ledger, now)
+
+    def _answer(self, ledger: Ledger, now: float) -> None:
+        self._send(ledger.device, ledger.opened(now, self.step_us))
+        if ledger.finish or ledger.frontier > ledger.device_has:
+            self._send(ledger.device, ledger.news(ledger.device_has, now))
 
     def _refusal(self, device: str, message: Open) -> tuple[str, str, int | None] | None:
         """Why a session is not taken: (code, what, retry_ms)."""

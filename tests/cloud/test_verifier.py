@@ -211,6 +211,46 @@ def test_an_older_epoch_is_ignored_and_a_newer_one_replaces():
     assert step(at, 0.1)[0].epoch == 4
 
 
+def test_a_board_that_was_killed_gets_what_was_drawn_meanwhile():
+    """> open 0, < 6 tokens of which the device has 2, > open 1 with those, < opened, < the other 4 under epoch 1"""
+    at = verifier(ahead=6)
+    say(at, opening())
+    drawn = text_of(run_until(at, 0.0, 1.0))
+    assert len(drawn) == 6
+    opened, news = say(at, opening(epoch=1, ids=Ids((*PROMPT, *drawn[:2])), patience_ms=None), 2.0)
+    assert (opened.epoch, opened.length, opened.patience_ms) == (1, 10, None)
+    assert (news.base, list(news.ids), news.epoch) == (6, drawn[2:], 1)
+    assert news.hash == hash_of([*PROMPT, *drawn[:2]], epoch=1)
+    assert at.tally.committed == 6 and at.engine.pending(1) == 1
+    say(at, resync(opened, [*PROMPT, *drawn]), 2.1)
+    hash = hash_of([*PROMPT, *drawn], epoch=1)
+    (right,) = plain_decode([*PROMPT, *drawn], Sampling(), 1)
+    say(at, Draft(opened.handle, 1, 1, 10, hash, 10, Ids((right,))), 2.2)
+    (commit,) = step(at, 2.3)
+    assert [*drawn, *commit.ids] == plain_decode(PROMPT, Sampling(), 8)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"ids": Ids((*PROMPT, 63, 63))},
+        {"ids": Ids((3, 4, 5, 7))},
+        {"max_tokens": 11},
+        {"stop_ids": (9,)},
+        {"ids": Ids([*PROMPT, *plain_decode(PROMPT, Sampling(), 9)])},
+    ],
+    ids=["text", "prompt", "length", "stop ids", "further"],
+)
+def test_another_text_under_a_newer_epoch_starts_anew(other):
+    at = verifier(ahead=6)
+    say(at, opening())
+    run_until(at, 0.0, 1.0)
+    request = opening(epoch=1, **other)
+    opened, *news = say(at, request, 2.0)
+    assert (opened.epoch, opened.length, news) == (1, len(request.ids), [])
+    assert at.num_sessions == len(at.engine.sessions) == 1
+
+
 def test_a_late_close_of_an_older_epoch_closes_nothing():
     at = verifier()
     say(at, opening(epoch=3))
