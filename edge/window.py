@@ -251,6 +251,7 @@ class Window:
     def link_up(self, now: float) -> None:
         """The broker is reached again; what was said in between may be lost."""
         self._link_up = True
+        self.problem = ""
         self._heard_at = now
         if self.owned and not self.done:
             self._ask(now)

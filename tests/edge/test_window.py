@@ -457,6 +457,7 @@ def test_no_timer_runs_while_the_link_is_down_and_it_asks_when_it_is_up():
     session.flush(100.0)
     assert said(session) == [] and session.epoch == 0
     session.link_up(100.0)
+    assert session.problem == ""
     session.flush(100.0)
     asks, draft = said(session)
     assert asks.ask and draft.ids == (1,)
