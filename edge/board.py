@@ -92,6 +92,9 @@ class Board:
         return self
 
     def close(self) -> None:
+        """End what runs, each with a SessionError: the journal has what it needs to go on."""
+        for run in self._now_running():
+            run.leave()
         topic = topics.device_state_topic(self.device)
         self.link.publish(topic, encode(DeviceState("offline")), qos=1, retain=True, expiry_s=24 * 3600)
         self.link.close()

@@ -77,6 +77,9 @@ class SessionRun:
     def cancel(self) -> None:
         self._do(lambda now: self.window.cancel())
 
+    def leave(self) -> None:
+        self._do(lambda now: self.window.leave())
+
     def draft_tail(self) -> list[int]:
         """The likeliest unverified ids behind the text, for whoever wants to show them."""
         with self._lock:

@@ -307,6 +307,16 @@ class Window:
             self.failure = SessionError("cancelled by the application", where=f"session {self.request.session:016x}")
             self._close_owner("cancelled")
 
+    def leave(self) -> None:
+        """The process ends. The owner is not told: it keeps the text for a while, for whoever opens it again."""
+        if not self.done:
+            self.failure = SessionError(
+                "the board is closing",
+                where=f"session {self.request.session:016x}",
+                remedy="The text can be resumed from its journal",
+            )
+            self._handle, self.verifier = -1, ""
+
     def take(self) -> list[Send]:
         """The messages to publish since the last call."""
         sends, self._outbox = self._outbox, []
