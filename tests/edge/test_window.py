@@ -625,6 +625,17 @@ def test_a_session_that_was_cancelled_while_it_opened_is_closed_when_an_owner_an
     assert isinstance(send.message, Close) and send.topic.endswith("/draft/v")
 
 
+def test_a_process_that_ends_leaves_its_text_with_the_owner():
+    """< 1; the process ends, < 2, nothing is said: the next process opens with the next epoch"""
+    session = owned()
+    session.receive(commit(PROMPT, [1]), 0.1)
+    session.leave()
+    session.receive(commit([*PROMPT, 1], [2]), 0.2)
+    session.tick(50.0)
+    assert session.done and "journal" in str(session.failure)
+    assert session.committed == [1] and said(session) == []
+
+
 # -- what a draft holds -----------------------------------------------------------------------------------------------
 
 

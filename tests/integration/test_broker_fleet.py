@@ -20,9 +20,23 @@ from cloud.engines.base import Outcome, Plan
 from cloud.gateway import Gateway
 from edge.board import Board, Stream
 from edge.policy import NoDraftPolicy
+from edge.window import Request
 from link.mqtt import MqttLink
 from protocol import topics
-from protocol.messages import Close, Commit, Draft, Error, Open, Opened, Resync, VerifierState, encode
+from protocol.errors import SessionError
+from protocol.messages import (
+    Close,
+    Commit,
+    DeviceState,
+    Draft,
+    Error,
+    Open,
+    Opened,
+    Resync,
+    VerifierState,
+    decode,
+    encode,
+)
 from protocol.sampling import Sampling
 from protocol.text import Ids
 from tests.boards import PROMPT, SAMPLED, broker_at, make_board, make_gateway, make_request
@@ -371,3 +385,78 @@ def test_a_board_that_is_shot_goes_on_from_its_journal_in_a_new_process(fleet):
     assert entry.committed == expected and entry.end == "length" and entry.epoch == 1
     again = gateway.verifier.tally.committed - len(expected)
     assert again <= 0.1 * len(expected) + 2, f"{again} tokens were drawn twice"
+
+
+def test_an_engine_that_fails_in_a_step_costs_time_and_no_text(fleet):
+    """Every 25th step raises; the sessions are sent to open again, and do."""
+    gateway = fleet.verifier("v-weak", step_s=0.002)
+    whole_step, count = gateway.verifier.engine.step, 0
+
+    def step(plan: Plan) -> Outcome:
+        nonlocal count
+        count += 1
+        if count % 25 == 0:
+            raise RuntimeError("the accelerator has left the bus")
+        return whole_step(plan)
+
+    gateway.verifier.engine.step = step
+    streams = [fleet.board(f"t.weak-{i}").open(make_request(i + 1, max_tokens=60)) for i in range(2)]
+    for stream in streams:
+        assert read(stream) == plain_decode(PROMPT, SAMPLED, 60)
+    assert gateway.verifier.tally.errors["engine"] >= 2
+
+
+def test_a_board_that_closes_ends_its_streams_and_can_go_on_later(fleet):
+    gateway = fleet.verifier("v-waits", step_s=0.006)
+    board = fleet.board("t.closes")
+    stream = board.open(make_request(1, max_tokens=200))
+    begun = read(stream, 20)
+    threading.Timer(0.1, board.close).start()
+    with pytest.raises(SessionError, match="journal"):
+        while True:
+            begun += read(stream, 1)
+    again = fleet.board("t.closes")
+    (entry,) = again.journal.unfinished()
+    assert entry.committed == begun
+    assert begun + read(again.resume(entry)) == plain_decode(PROMPT, SAMPLED, 200)
+    assert gateway.verifier.tally.committed <= 1.1 * 200 + 2
+
+
+def test_a_cancelled_stream_ends_and_frees_the_verifier(fleet):
+    gateway = fleet.verifier("v-freed", step_s=0.006)
+    stream = fleet.board("t.cancels").open(make_request(1, max_tokens=500))
+    read(stream, 10)
+    stream.run.cancel()
+    with pytest.raises(SessionError, match="cancelled"):
+        read(stream)
+    wait_for(lambda: gateway.verifier.num_sessions == 0)
+    assert gateway.verifier.engine.sessions == {}
+
+
+def test_a_prompt_that_cannot_be_served_is_refused_in_words(fleet):
+    fleet.verifier("v-refuses")
+    board = fleet.board("t.long")
+    request = Request(1, TARGET, tuple([5] * 600), Sampling(), 10)
+    with pytest.raises(SessionError, match="600 tokens does not fit the context of 512"):
+        read(board.open(request))
+
+
+def test_what_is_known_of_verifiers_and_boards_is_retained(fleet):
+    """A client that comes later sees who serves and who drafts, and after a goodbye that they are gone."""
+    gateway = fleet.verifier("v-seen")
+    board = fleet.board("t.seen")
+    seen: dict[str, DeviceState | VerifierState] = {}
+    topics_seen = [topics.verifier_state_topic("v-seen"), topics.device_state_topic("t.seen")]
+    late = MqttLink(
+        broker_at(fleet.broker.port),
+        "late",
+        on_message=lambda topic, payload: seen.update({topic: decode(payload)}),
+        subscriptions=[(topic, 0) for topic in topics_seen],
+    ).start()
+    fleet.stack.callback(late.close)
+    wait_for(lambda: len(seen) == 2)
+    assert [seen[topic].status for topic in topics_seen] == ["up", "online"]
+    assert seen[topics_seen[0]].target == TARGET and seen[topics_seen[1]].tokenizer_digest == "1" * 64
+    board.close()
+    gateway.stop()
+    wait_for(lambda: [seen[topic].status for topic in topics_seen] == ["gone", "offline"])
