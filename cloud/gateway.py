@@ -114,5 +114,5 @@ class Gateway:
     def _on_state(self, up: bool, reason: str) -> None:
         if up:
             log.info("serving %s as %s", self.verifier.engine.info.id, self.verifier.id)
-        else:
+        elif not self._stopping:
             log.warning("%s", reason)

@@ -24,6 +24,7 @@ from protocol.messages import DeviceState, VerifierState, decode, encode
 log = logging.getLogger(__name__)
 
 STATE_EXPIRY_S = 120
+OFFLINE_EXPIRY_S = 24 * 3600
 NO_MATCHING_SUBSCRIBERS = 0x10
 REFUSED = 0x80
 
@@ -64,9 +65,12 @@ class Stream:
 
 
 class Board:
-    """Opens sessions. The drafter serves one session at a time; others meanwhile are streamed without it."""
+    """Opens sessions. The drafter serves one session at a time; others meanwhile are streamed without it.
 
-    def __init__(self, config: EdgeConfig, drafter: Drafter, *, client_id: str = "") -> None:
+    present: whether this process speaks for the device, so that its retained state tells whether it is online.
+    """
+
+    def __init__(self, config: EdgeConfig, drafter: Drafter, *, client_id: str = "", present: bool = True) -> None:
         self.config, self.drafter = config, drafter
         self.device = config.device.name
         self.journal = Journal(config.device.state / "journal")
@@ -75,7 +79,9 @@ class Board:
         self._runs: list[SessionRun] = []
         self._verifiers: dict[str, VerifierState] = {}
         self._verifiers_changed = threading.Event()
+        self._present, self._closing = present, False
         state_topic = topics.device_state_topic(self.device)
+        will = Will(state_topic, encode(DeviceState("offline")), retain=True, expiry_s=OFFLINE_EXPIRY_S)
         self.link = MqttLink(
             config.broker,
             client_id or f"outrider-{self.device}",
@@ -83,9 +89,10 @@ class Board:
             on_state=self._on_state,
             on_puback=self._on_puback,
             subscriptions=[(topics.verdict_topic(self.device), 0), (topics.verifier_state_topic("+"), 0)],
-            will=Will(state_topic, encode(DeviceState("offline")), retain=True, expiry_s=24 * 3600),
+            will=will if present else None,
         )
-        self.link.retain(state_topic, encode(self._state()), STATE_EXPIRY_S)
+        if present:
+            self.link.retain(state_topic, encode(self._state()), STATE_EXPIRY_S)
 
     def start(self) -> Board:
         self.link.start()
@@ -95,8 +102,9 @@ class Board:
         """End what runs, each with a SessionError: the journal has what it needs to go on."""
         for run in self._now_running():
             run.leave()
-        topic = topics.device_state_topic(self.device)
-        self.link.publish(topic, encode(DeviceState("offline")), qos=1, retain=True, expiry_s=24 * 3600)
+        if self._present:
+            topic = topics.device_state_topic(self.device)
+            self.link.publish(topic, encode(DeviceState("offline")), qos=1, retain=True, expiry_s=OFFLINE_EXPIRY_S)
         self.link.close()
 
     # -- sessions -------------------------------------------------------------------------------------------------
@@ -194,7 +202,7 @@ class Board:
             run.receive(message)
 
     def _on_state(self, up: bool, reason: str) -> None:
-        if not up:
+        if not up and not self._closing:
             log.warning("%s", reason)
         for run in self._now_running():
             if up:

@@ -100,6 +100,13 @@ class TimingConfig(Section, frozen=True):
         return Timing(self.open_s, self.repair_s, self.silence_s, self.acknowledge_s)
 
 
+class ApiConfig(Section, frozen=True):
+    """Where `outrider-edge run` listens for applications; anybody who reaches it may use the board."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=1, le=65535)] = 8177
+
+
 class EdgeConfig(Section, frozen=True):
     device: DeviceConfig
     drafter: DrafterConfig
@@ -107,6 +114,7 @@ class EdgeConfig(Section, frozen=True):
     drafting: DraftingConfig = DraftingConfig()
     session: SessionConfig = SessionConfig()
     timing: TimingConfig = TimingConfig()
+    api: ApiConfig = ApiConfig()
 
     def __post_init__(self) -> None:
         if self.drafting.policy == "none" and self.session.patience_s == inf:

