@@ -92,14 +92,14 @@ class Stream:
     def _push(self, id: int) -> str:
         self._window.append(id)
         text = self._text.decode(self._window)
-        certain = text.rstrip("\ufffd") if len(self._window) <= HOLD else text
-        piece = certain[self._shown :]
-        if len(certain) == len(text):
+        certain = len(text) if len(self._window) > HOLD else len(text.rstrip("\ufffd"))
+        certain = max(certain, self._shown)  # the context may be the last byte of a character, U+FFFD on its own
+        piece = text[self._shown : certain]
+        self._shown = certain
+        if certain == len(text):
             # A leading space is dropped by some decoders, so the next token must not be the window's first.
             self._window = [id]
             self._shown = len(self._text.decode(self._window))
-        else:
-            self._shown = len(certain)
         return piece
 
     def flush(self) -> str:

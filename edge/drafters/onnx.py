@@ -25,6 +25,7 @@ from protocol.sampling import Sampling, rank
 PREFILL_ROWS = 64  # per pass: larger chunks are not faster a token, and let nothing else run for longer
 DEFAULT_CONTEXT = 4096  # tokens; a cache for all that a model could take may not fit on a board
 HIDDEN = -1e9  # added to a score before softmax: its exponential is 0 in float32
+FORGOTTEN = -1
 
 # Providers that work in the host's memory, where the cache lies.
 HOST_PROVIDERS = ("CPUExecutionProvider", "XnnpackExecutionProvider", "ACLExecutionProvider", "DnnlExecutionProvider")
@@ -32,7 +33,7 @@ HOST_PROVIDERS = ("CPUExecutionProvider", "XnnpackExecutionProvider", "ACLExecut
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One evaluated token. slot: where its keys and values lie, -1 once forgotten;
+    """One evaluated token. slot: where its keys and values lie, or FORGOTTEN;
     evaluation, index: which row of which pass it was."""
 
     id: int
@@ -105,8 +106,8 @@ class OnnxDrafter:
         self._check_ids(ids)
         self._keep_common(ids)
         done = min(_common(self._text, ids), len(ids) - 1)  # the last token is evaluated anew, for its logits
-        self._forget(self._tree)
-        self._tree, self._last = [], None
+        self._forget()
+        self._evaluation += 1
         self._text = list(ids[:done])  # grows with each chunk, so that it is true after an error too
         while done < len(ids):
             end = min(done + PREFILL_ROWS, len(ids))
@@ -118,7 +119,6 @@ class OnnxDrafter:
             self._used = done = end
             if progress:
                 progress(done, len(ids))
-        self._evaluation += 1
         self._last = Row(ids[-1], len(ids) - 1, len(ids) - 1, None, self._evaluation, 0)
         return self._last
 
@@ -131,7 +131,7 @@ class OnnxDrafter:
         new: list[Row] = []
         for index, (id, parent) in enumerate(rows):
             above = new[parent] if isinstance(parent, int) else parent
-            if above.slot < 0:
+            if above.slot == FORGOTTEN:
                 raise ValueError(f"the parent of row {index} is no longer in the tree")
             new.append(Row(id, above.position + 1, self._used + index, above, self._evaluation + 1, index))
         total, length = self._used + len(new), len(self._text)
@@ -151,25 +151,28 @@ class OnnxDrafter:
         """Append rows of the tree to the text. See `Drafter.keep`."""
         if not path:
             return
-        if path[0].parent is not self._last or any(b.parent is not a for a, b in pairwise(path)):
+        broken = path[0].slot == FORGOTTEN or path[0].parent is not self._last
+        if broken or any(b.parent is not a for a, b in pairwise(path)):
             raise ValueError("the path does not follow the text's last row")
-        self._last = path[-1]
-        living = {id(self._last)}
+        last = path[-1]
+        living = {id(last)}
         survivors = []
         for row in self._tree:
             if id(row.parent) in living:
                 living.add(id(row))
                 survivors.append(row)
         moved = [*path, *survivors]
-        self._forget([row for row in self._tree if row.slot not in {row.slot for row in moved}])
         first = len(self._text)
         self._pass.move([row.slot for row in moved], first)
+        self._forget()
         for slot, row in enumerate(moved, first):
             row.slot = slot
+        for row in path[:-1]:
+            row.slot = FORGOTTEN
+        last.parent = None  # the text has no need of its rows, and the last one must not hold them all
         self._text += [row.id for row in path]
-        self._tree = survivors
+        self._last, self._tree = last, survivors
         self._used = first + len(moved)
-        self._last.parent = None  # the text has no need of its rows, and the last one must not hold them all
 
     def candidates(self, row: Row, sampling: Sampling, n: int) -> list[Candidate]:
         """The n likeliest guesses behind `row`. See `Drafter.candidates`."""
@@ -196,9 +199,11 @@ class OnnxDrafter:
             above = child
         self.keep(path)
 
-    def _forget(self, rows: Sequence[Row]) -> None:
-        for row in rows:
-            row.slot = -1
+    def _forget(self) -> None:
+        """Mark the text's last row and the whole tree as gone, so that a caller who kept one is told."""
+        for row in self._tree if self._last is None else [self._last, *self._tree]:
+            row.slot = FORGOTTEN
+        self._last, self._tree = None, []
 
     def _branch(self, row: Row) -> list[Row]:
         """The row and its ancestors in the tree."""
