@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 from math import inf
 
@@ -11,7 +12,21 @@ from hypothesis import strategies as st
 
 from cloud.ledger import Ledger
 from edge.window import MAX_FRUITLESS_OPENS, Request, Timing, Window, spanning
-from protocol.messages import Close, Commit, Draft, Error, ErrorCode, Limits, Open, Opened, Resync, VerifierState
+from protocol.errors import WireError
+from protocol.messages import (
+    Close,
+    Commit,
+    Draft,
+    Error,
+    ErrorCode,
+    Limits,
+    Open,
+    Opened,
+    Resync,
+    VerifierState,
+    decode,
+    encode,
+)
 from protocol.sampling import Sampling
 from protocol.text import Ids, owner_hash, prefix_hashes
 from protocol.tree import DraftTree
@@ -634,6 +649,53 @@ def test_a_process_that_ends_leaves_its_text_with_the_owner():
     session.tick(50.0)
     assert session.done and "journal" in str(session.failure)
     assert session.committed == [1] and said(session) == []
+
+
+# -- a storm ----------------------------------------------------------------------------------------------------------
+
+
+def test_20_000_mutated_messages_of_verifiers_stop_no_window():
+    """Whatever can be decoded, from owners, false owners and nobody: nothing is raised, the prompt stays."""
+    rng = random.Random(3)
+    text = [*PROMPT, 1, 2]
+    originals = [
+        encode(message)
+        for message in (
+            opened(),
+            opened(verifier="w", epoch=1),
+            commit(PROMPT, [1, 2], seq=1, held=2, step_us=5, advice=3),
+            commit(text, [3], seq=200),
+            commit([*text, 3], [4], epoch=1),
+            Error(SESSION, 0, ErrorCode.ENGINE, "why", 5),
+            Error(0, 0, ErrorCode.UNKNOWN_SESSION, handle=7),
+            VerifierState("v", "gone", limits=LIMITS),
+            Close(SESSION, 0),
+        )
+    ]
+    received, committed = 0, 0
+    for _ in range(1000):
+        session, now = rng.choice([window, owned])(max_tokens=30), 0.0
+        for _ in range(20):
+            data = bytearray(rng.choice(originals))
+            for _ in range(rng.randint(0, 2)):
+                at = rng.randrange(len(data))
+                data[at : at + rng.randint(0, 2)] = rng.randbytes(rng.randint(0, 2))
+            try:
+                message = decode(bytes(data))
+            except WireError:
+                continue
+            received += 1
+            session.receive(message, now)
+            now += rng.random() / 4
+            session.tick(now)
+            if not session.tree.root.children and session.can_guess(session.tree.root):
+                grow(session, [1])
+            session.flush(now)
+            for sent in said(session):
+                decode(encode(sent))
+            assert session.text[:3] == list(PROMPT) and session.wake_at() > 0
+        committed += len(session.committed)
+    assert received > 4_000 and committed > 200
 
 
 # -- what a draft holds -----------------------------------------------------------------------------------------------
