@@ -121,29 +121,54 @@ def replace_modules(model: nn.Module, make: Callable[[nn.Module], nn.Module | No
 def find_spans(layers: list[TiledLinear]) -> None:
     """Set `spans` of every layer by comparing kernel calls over several tiles with calls over one, to the bit.
 
-    The order in which a kernel sums depends on the shapes alone, so one layer of each shape is tried.
-    Raises NumericsError where one tile gives other bits on this many threads than on one.
+    Kernels choose their order of summation by shape alone, so one probe stands for all layers of a shape.
+    Raises NumericsError where the bits of a tile depend on the number of threads or on a row's place in the tile.
     """
-    threads = torch.get_num_threads()
     found: dict[tuple[int, int, bool], tuple[int, ...]] = {}
     for layer in layers:
         shape = (layer.in_features, layer.out_features, layer.bias is not None)
         if shape not in found:
-            generator = torch.Generator().manual_seed(0)
-            x = torch.randn(max(SPANS) * layer.row_tile, layer.in_features, generator=generator)
-            x = x.to(layer.weight.dtype)
-            tiles = torch.cat([layer.product(part) for part in x.split(layer.row_tile)])
-            torch.set_num_threads(1)
-            try:
-                alone = layer.product(x[: layer.row_tile])
-            finally:
-                torch.set_num_threads(threads)
-            if not torch.equal(alone, tiles[: layer.row_tile]):
-                raise NumericsError(
-                    f"a {layer.in_features} x {layer.out_features} product gives other bits on {threads} threads",
-                    where="numerics.mode",
-                    remedy='Use another thread count, or "fast"',
-                )
-            counts = [span * layer.row_tile for span in SPANS]
-            found[shape] = tuple(rows for rows in counts if torch.equal(layer.product(x[:rows]), tiles[:rows]))
+            found[shape] = _spans_of(*shape, layer.row_tile, layer.weight.dtype)
         layer.spans = found[shape]
+
+
+def _spans_of(width: int, out: int, bias: bool, tile: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """The spans for products of one shape.
+
+    The probe's true results are all zero: every term has its opposite somewhere in the sum. What comes out is the
+    rounding error of the order of summation and nothing else, which even bfloat16 cannot round away.
+    """
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(width // 2 * 2, generator=generator)
+    terms = torch.randn(min(out, 256), width // 2, generator=generator).to(dtype)
+    with torch.device("meta"):
+        linear = nn.Linear(width, out, bias=bias, dtype=dtype)
+    weight = torch.zeros(terms.shape[0], width, dtype=dtype)
+    weight[:, order] = torch.cat([terms, -terms], 1)
+    linear.weight = nn.Parameter(weight.repeat(-(-out // len(weight)), 1)[:out].contiguous(), requires_grad=False)
+    if bias:
+        linear.bias = nn.Parameter(torch.zeros(out, dtype=dtype), requires_grad=False)
+    half = torch.randn(max(SPANS) * tile, width // 2, generator=generator).to(dtype)
+    x = torch.zeros(len(half), width, dtype=dtype)  # [rows, in]
+    x[:, order] = torch.cat([half, half], 1)
+
+    probe = TiledLinear(linear, tile)
+    tiles = torch.cat([probe.product(part) for part in x.split(tile)])  # [rows, out]
+    turned = probe.product(x[:tile].roll(1, 0))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        alone = probe.product(x[:tile])
+    finally:
+        torch.set_num_threads(threads)
+    for how, same in (
+        (f"on {threads} threads than on one", torch.equal(alone, tiles[:tile])),
+        ("in another row", torch.equal(turned.roll(-1, 0), tiles[:tile])),
+    ):
+        if not same:
+            raise NumericsError(
+                f"a product of {width} x {out} has other bits {how}",
+                where="numerics.mode",
+                remedy='Try another row_tile or number of threads, or use "fast"',
+            )
+    return tuple(span * tile for span in SPANS if torch.equal(probe.product(x[: span * tile]), tiles[: span * tile]))
