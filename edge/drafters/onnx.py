@@ -176,11 +176,14 @@ class OnnxDrafter:
 
     def candidates(self, row: Row, sampling: Sampling, n: int) -> list[Candidate]:
         """The n likeliest guesses behind `row`. See `Drafter.candidates`."""
-        if row.evaluation != self._evaluation:
-            raise ValueError("candidates can be asked of the rows of the latest pass only")
-        logits = self._logits[row.index, : self.info.vocab_size]
-        ids, probabilities = rank(logits, row.position + 1, sampling, n)
+        ids, probabilities = rank(self.logits(row), row.position + 1, sampling, n)
         return [Candidate(int(id), float(p)) for id, p in zip(ids, probabilities, strict=True)]
+
+    def logits(self, row: Row) -> np.ndarray:
+        """What the candidates behind `row` are ranked by: float32 [vocab], a view that the next pass overwrites."""
+        if row.evaluation != self._evaluation:
+            raise ValueError("only the rows of the latest pass can be asked for candidates or logits")
+        return self._logits[row.index, : self.info.vocab_size]
 
     def room(self) -> int:
         return self.info.context - self._used
