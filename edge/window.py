@@ -342,7 +342,6 @@ class Window:
         hashes = prefix_hashes(owner_hash(self.request.session, self.verifier, self.epoch), self.text)
         self._hashes = hashes[self.prompt_len :]
         self.tree.rehash(self._hashes[-1])
-        self._forget_sent()
         self._prune()
         self._heard_at = self._asked_at = self._told_at = now
         self._told = self.frontier
