@@ -404,6 +404,35 @@ def test_a_lost_last_commit_is_said_again_until_the_device_has_it():
     assert at.num_sessions == 0
 
 
+def test_a_complete_text_frees_the_engine_and_can_still_be_asked_for():
+    at = verifier()
+    (opened,) = say(at, opening(max_tokens=3))
+    drawn = text_of(run_until(at, 0.0, 1.0))
+    assert at.engine.sessions == {} and at.num_sessions == 1
+    (again,) = say(at, resync(opened, [*PROMPT, drawn[0]], ask=True), 1.0)
+    assert (again.base, list(again.ids), again.finish) == (5, drawn[1:], "length")
+
+
+def test_a_late_word_of_the_device_takes_nothing_back():
+    at = verifier(ahead=5)
+    (opened,) = say(at, opening(max_tokens=40))
+    drawn = text_of(run_until(at, 0.0, 1.0))
+    say(at, resync(opened, [*PROMPT, *drawn]), 1.0)
+    say(at, resync(opened, [*PROMPT, *drawn[:1]]), 1.0)
+    assert len(text_of(run_until(at, 1.0, 1.4))) == 5
+
+
+def test_a_draft_whose_predecessor_is_lost_counts_once_the_text_has_come_so_far():
+    """> draft 1 2 (lost), > draft 3 behind them, < 1 2 by itself: 3 is a guess"""
+    at = verifier()
+    (opened,) = say(at, opening())
+    right = plain_decode(PROMPT, Sampling(), 3)
+    before = [*PROMPT, *right[:2]]
+    say(at, Draft(opened.handle, 0, 2, 6, hash_of(before), 4, Ids(right[2:])))
+    commits = [message for message in run_until(at, 0.0, 0.05) if isinstance(message, Commit)]
+    assert [len(message.ids) for message in commits[:3]] == [1, 1, 2] and commits[1].held == 1
+
+
 def test_a_device_that_has_everything_is_left_in_peace():
     at = verifier()
     (opened,) = say(at, opening(patience_ms=None))
