@@ -46,7 +46,7 @@ class ChainPolicy:
 
     lookahead: int = 24
     floor: float = 0.05
-    share: float = 0.5
+    share: float = 0.85
     candidates: int = 1
 
     def grow(self, window: Window) -> list[Node]:
@@ -79,7 +79,7 @@ class TreePolicy:
 
     lookahead: int = 24
     floor: float = 0.05
-    share: float = 0.5
+    share: float = 0.85
     rows: int = 2
     sibling_floor: float = 0.15
     candidates: int = 3

@@ -6,6 +6,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Sequence
 
+from cloud.engines.base import Engine
 from cloud.scheduler import Scheduler
 from cloud.verifier import Bounds, Verifier
 from edge.policy import ChainPolicy, Policy
@@ -72,8 +73,8 @@ class World:
         elif where.name in self.verifiers:
             self.verifiers[where.name].wake(topic, payload)
 
-    def verifier(self, name: str, *, rows: int = 64, **bounds: float) -> Cloud:
-        cloud = Cloud(self, name, rows, Bounds(**bounds))  # type: ignore[arg-type]
+    def verifier(self, name: str, *, rows: int = 64, engine: Engine | None = None, **bounds: float) -> Cloud:
+        cloud = Cloud(self, name, engine or ToyEngine(), rows, Bounds(**bounds))  # type: ignore[arg-type]
         self.verifiers[name] = cloud
         return cloud
 
@@ -91,8 +92,8 @@ class World:
 class Cloud(Verifier):
     """A verifier that steps on the world's clock."""
 
-    def __init__(self, world: World, name: str, rows: int, bounds: Bounds) -> None:
-        super().__init__(name, ToyEngine(), scheduler=Scheduler(rows, 8), bounds=bounds)
+    def __init__(self, world: World, name: str, engine: Engine, rows: int, bounds: Bounds) -> None:
+        super().__init__(name, engine, scheduler=Scheduler(rows, 8), bounds=bounds)
         self.world, self.dead, self.busy = world, False, False
 
     def wake(self, topic: str, payload: bytes) -> None:
@@ -134,6 +135,7 @@ class Board:
         prompt: Sequence[int],
         *,
         device: str = "",
+        target: str = TARGET,
         sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
         max_tokens: int = 40,
         patience_s: float = 0.0,
@@ -143,7 +145,7 @@ class Board:
         committed: Sequence[int] = (),
         epoch: int = 0,
     ) -> None:
-        request = Request(session, TARGET, tuple(prompt), sampling, max_tokens, stop_ids, patience_s)
+        request = Request(session, target, tuple(prompt), sampling, max_tokens, stop_ids, patience_s)
         window = Window(
             device or f"t.b{session}", request, timing=Timing(), now=world.now, committed=committed, epoch=epoch
         )
