@@ -1,4 +1,6 @@
-"""What the next step should hold: root rows of all due sessions first, then prefill chunks, then draft rows."""
+"""What the next step should hold: root rows of due sessions first, then prefill chunks, then draft rows. A part of the
+step is kept for prefill where there is any, so that a full house does not starve who comes in.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,8 @@ from dataclasses import dataclass
 from cloud.engines.base import Plan, Work
 from cloud.ledger import Ledger
 from protocol.tree import Node
+
+PREFILL_PART = 4  # a fourth of the step
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,21 +23,22 @@ class Scheduler:
 
     def plan(self, ledgers: Iterable[Ledger], pending: Callable[[int], int], now: float) -> Plan:
         """pending: ids of a session's text that the engine has not evaluated. Longest waiting sessions come first."""
-        budget = self.rows
-        roots: list[Ledger] = []
-        prefills: list[tuple[Ledger, int, bool]] = []
+        due: list[Ledger] = []
+        prefills: list[tuple[Ledger, int]] = []
         for ledger in sorted(ledgers, key=lambda ledger: ledger.idle_since):
-            due = ledger.may_run() and ledger.due_at() <= now
+            is_due = ledger.may_run() and ledger.due_at() <= now
             left = pending(ledger.key)
             if left == 1:
-                if due and budget:
-                    roots.append(ledger)
-                    budget -= 1
+                if is_due:
+                    due.append(ledger)
             elif not ledger.finish:
                 # The root row draws a token, so it is left out where the session's patience is not over.
-                prefills.append((ledger, left if due else left - 1, due))
+                prefills.append((ledger, left if is_due else left - 1))
+        wanted = sum(min(left, self.prefill_chunk) for _, left in prefills)
+        roots = due[: max(1, self.rows - min(wanted, self.rows // PREFILL_PART))]
+        budget = self.rows - len(roots)
         work: list[Work] = []
-        for ledger, left, _ in prefills:
+        for ledger, left in prefills:
             rows = min(left, self.prefill_chunk, budget)
             if rows:
                 work.append(Work(ledger.key, rows))

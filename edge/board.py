@@ -114,7 +114,7 @@ class Board:
 
         Raises LinkError when the broker cannot be reached in that time.
         """
-        self.link.wait_up(timeout_s)
+        self.link.wait_up(min(timeout_s, threading.TIMEOUT_MAX))
         waited = 0.0
         while True:
             try:

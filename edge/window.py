@@ -423,7 +423,8 @@ class Window:
             return
         what = f"{message.code}: {message.what}" if message.what else message.code
         self._fruitless += 1
-        if message.code in ErrorCode.REOPEN and self._fruitless <= MAX_FRUITLESS_OPENS:
+        again = message.code in ErrorCode.REOPEN or message.retry_ms is not None
+        if again and self._fruitless <= MAX_FRUITLESS_OPENS:
             self._reopen(now, what, retry_s=None if message.retry_ms is None else message.retry_ms / 1000)
         else:
             self._fail(what, message.code)

@@ -144,3 +144,11 @@ def test_any_mixture_keeps_the_budget_and_the_order():
             assert all(len(work[key].draft) == len(ledgers[key].draft_rows(99)) for key in due)
         for key, one in work.items():
             assert one.rows <= min(4, pending[key]) and (not one.draft or key in due)
+
+
+def test_a_full_house_leaves_a_fourth_of_the_step_to_who_comes_in():
+    ledgers = [ledger(key) for key in range(1, 9)]
+    pending = dict.fromkeys(range(1, 9), 1) | {8: 20}
+    plan = Scheduler(rows=8, prefill_chunk=16).plan(ledgers, pending.__getitem__, 1.0)
+    rows = {work.key: work.rows for work in plan.work}
+    assert rows[8] == 2 and sum(rows.values()) == 8

@@ -49,7 +49,7 @@ def test_good_drafts_save_steps_and_time():
         return world.now, board.run.window.tally
 
     plain_s, plain = play(policy=NoDraftPolicy())
-    quick_s, quick = play(drafter=drafter("good"))
+    quick_s, quick = play(drafter=drafter("good"), policy=ChainPolicy(floor=1e-6))  # the toy is never sure of a guess
     assert plain.commits == 80
     assert quick.commits < 0.75 * plain.commits and quick_s < 0.75 * plain_s
     assert quick.guessed > 40

@@ -1,0 +1,262 @@
+"""The commands as a person runs them, on a real model and a real broker: what they print, how they exit, and that the
+text survives the death of either side.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cloud.engines.numerics import Numerics
+from cloud.engines.torch_engine import load
+from edge.drafters import manifest
+from edge.journal import Journal
+from edge.text import Text
+from link.config import BrokerConfig
+from link.mqtt import MqttLink
+from protocol import topics
+from protocol.messages import Commit, VerifierState, decode
+from protocol.sampling import Sampling
+from tools.broker import Broker, free_port
+from tools.demo.reference import decode_alone
+from tools.models import ROOT
+
+PROMPT = "Write three sentences about the sea."
+NUM_TOKENS = 48
+
+
+class Fleet:
+    """Broker, verifiers and a board as processes, with an ear on the broker."""
+
+    def __init__(self, folder: Path, drafter: Path, target: Path) -> None:
+        self.folder, self.drafter, self.target = folder, drafter, target
+        self.broker = Broker.start()
+        self.children: list[subprocess.Popen[str]] = []
+        self.verifiers: dict[str, subprocess.Popen[str]] = {}
+        self.states: dict[str, VerifierState] = {}
+        self.commits: dict[int, int] = {}
+        self.owner = ""
+        self.api_port = free_port()
+        self.edge_config = self.write_edge()
+        self.ear = MqttLink(
+            BrokerConfig(port=self.broker.port),
+            "ear",
+            on_message=self._hear,
+            subscriptions=[("outrider/v1/#", 0)],
+        ).start()
+        self.ear.wait_up(10)
+
+    def _hear(self, topic: str, payload: bytes) -> None:
+        where, message = topics.parse(topic), decode(payload)
+        if where.kind == "draft":
+            self.owner = where.name
+        if isinstance(message, VerifierState):
+            self.states[message.verifier] = message
+        if isinstance(message, Commit) and message.ids:
+            self.commits[message.base] = len(message.ids)
+
+    def write_edge(self, name: str = "edge.toml", **sections: str) -> Path:
+        path = self.folder / name
+        given = {
+            "device": f'name = "test.board"\nstate = "{self.folder / "state"}"',
+            "broker": f"port = {self.broker.port}",
+            "drafter": f'model = "{self.drafter}"\nthreads = 1',
+            "api": f"port = {self.api_port}",
+            **sections,
+        }
+        path.write_text("".join(f"[{section}]\n{body}\n" for section, body in given.items()))
+        return path
+
+    def spawn(self, *arguments: str) -> subprocess.Popen[str]:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        log = open(self.folder / f"{len(self.children)}.log", "w")  # noqa: SIM115 (the child's)
+        child = subprocess.Popen([sys.executable, "-m", *arguments], cwd=ROOT, env=environment, text=True, stderr=log)
+        self.children.append(child)
+        return child
+
+    def start_verifier(self, name: str) -> None:
+        path = self.folder / f"{name}.toml"
+        path.write_text(
+            f'verifier = "{name}"\n[broker]\nport = {self.broker.port}\n'
+            f'[engine]\nmodel = "{self.target}"\nthreads = 1\n'
+        )
+        self.verifiers[name] = self.spawn("cloud", "serve", "--config", str(path))
+        self.until(lambda: name in self.states and self.states[name].status == "up", 120)
+
+    def start_board(self) -> subprocess.Popen[str]:
+        board = self.spawn("edge", "run", "--config", str(self.edge_config))
+        self.until(self._api_is_up, 60)
+        return board
+
+    def _api_is_up(self) -> bool:
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.api_port}/healthz", timeout=2).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def until(self, ready: Callable[[], bool], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not ready():
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.05)
+
+    def logs(self) -> str:
+        return "\n".join(path.read_text()[-2000:] for path in sorted(self.folder.glob("*.log")))
+
+    def ask(self, **more: object) -> Iterator[str]:
+        """Pieces of the streamed answer."""
+        body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": NUM_TOKENS, "stream": True, **more}
+        url = f"http://127.0.0.1:{self.api_port}/v1/chat/completions"
+        with httpx.stream("POST", url, json=body, timeout=120) as answer:
+            assert answer.status_code == 200, answer.read()
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    event = json.loads(line[6:])
+                    assert "error" not in event, event
+                    yield event["choices"][0]["delta"].get("content", "")
+
+    def run(self, *arguments: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        return subprocess.run(
+            [sys.executable, "-m", *arguments],
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            capture_output=True,
+            timeout=seconds,
+        )
+
+    def stop(self) -> None:
+        self.ear.close()
+        for child in self.children:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+        self.broker.stop()
+
+
+@pytest.fixture
+def fleet(tmp_path, smollm2) -> Iterator[Fleet]:
+    made = Fleet(tmp_path, *smollm2)
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def text(smollm2) -> Text:
+    return Text.load(smollm2[0], manifest.read(smollm2[0], "drafter"))
+
+
+@pytest.fixture(scope="module")
+def expected(smollm2, text) -> dict[str, list[int]]:
+    """The target's own ids, greedy and sampled."""
+    engine = load(smollm2[1], Numerics(mode="exact"), threads=2)
+    prompt = text.chat([{"role": "user", "content": PROMPT}])
+    samplings = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, top_p=0.95, seed=5)}
+    stop = sorted(text.stop_ids)
+    return {name: decode_alone(engine, prompt, sampling, NUM_TOKENS, stop) for name, sampling in samplings.items()}
+
+
+def test_a_verifier_is_killed_in_mid_text_and_another_takes_over(fleet, text, expected):
+    fleet.start_verifier("v1")
+    fleet.start_verifier("v2")
+    fleet.start_board()
+    quiet = "".join(fleet.ask(temperature=0.8, top_p=0.95, seed=5))
+    steps = len(fleet.commits)
+    fleet.commits.clear()
+    fleet.owner = ""
+    pieces = []
+    for piece in fleet.ask(temperature=0.8, top_p=0.95, seed=5):
+        pieces.append(piece)
+        all_alive = all(child.poll() is None for child in fleet.verifiers.values())
+        if fleet.owner and len(fleet.commits) > 8 and all_alive:
+            fleet.verifiers[fleet.owner].send_signal(signal.SIGKILL)
+    assert any(child.poll() is not None for child in fleet.verifiers.values())
+    assert "".join(pieces) == quiet == text.decode(expected["sampled"])
+    assert len(fleet.commits) <= 1.1 * steps + 3
+
+
+def test_a_board_is_killed_in_mid_text_and_goes_on_from_its_journal(fleet, text, expected):
+    fleet.start_verifier("v1")
+    board = fleet.start_board()
+    with pytest.raises(httpx.HTTPError):
+        for _ in fleet.ask():
+            if len(fleet.commits) > 8:
+                board.send_signal(signal.SIGKILL)
+    journal = Journal(fleet.folder / "state" / "journal")
+    (entry,) = journal.unfinished()
+    assert 0 < len(entry.committed) < NUM_TOKENS
+    fleet.start_board()
+    fleet.until(lambda: not journal.unfinished(), 60)
+    (entry,) = journal.entries()
+    assert entry.committed == expected["greedy"]
+
+
+def test_chat_check_and_status(fleet, text, expected):
+    fleet.start_verifier("v1")
+    checked = fleet.run("edge", "check", "--config", str(fleet.edge_config), "--json")
+    findings = json.loads(checked.stdout)
+    assert checked.returncode == 0 and [finding["ok"] for finding in findings] == [True] * 5
+    answer = fleet.run("edge", "chat", PROMPT, "--config", str(fleet.edge_config), "--max-tokens", str(NUM_TOKENS))
+    assert answer.stdout.strip() == text.decode(expected["greedy"]).strip(), answer.stderr
+    shown = fleet.run(
+        "edge", "chat", PROMPT, "--config", str(fleet.edge_config), "--max-tokens", str(NUM_TOKENS), "--show-drafts"
+    )
+    assert text.decode(expected["greedy"]).split()[-1] in shown.stdout
+    status = fleet.run("cloud", "status", "--broker", f"127.0.0.1:{fleet.broker.port}", "--json")
+    assert json.loads(status.stdout)["verifier"] == "v1"
+
+
+def test_bad_input_is_named_with_an_exit_code_of_its_own(fleet, smollm2, tmp_path):
+    def check(config: Path) -> tuple[int, str]:
+        done = fleet.run("edge", "check", "--config", str(config), "--wait-s", "2")
+        return done.returncode, done.stdout + done.stderr
+
+    unknown = fleet.write_edge("unknown.toml", drafter=f'model = "{smollm2[0]}"\nthread = 1')
+    code, said = check(unknown)
+    assert code == 78 and "[drafter]" in said and "`thread`" in said and "threads" in said
+    code, said = check(fleet.write_edge("absent.toml", drafter='model = "/nowhere"'))
+    assert code == 66 and "/nowhere/manifest.json" in said and "tools.export" in said
+    code, said = check(fleet.edge_config)
+    assert code == 69 and "no verifier is up" in said and "outrider-cloud serve" in said
+    code, said = check(fleet.write_edge("gone.toml", broker=f"port = {free_port()}"))
+    assert code == 69 and "refused" in said
+
+    corrupt = tmp_path / "corrupt"
+    corrupt.mkdir()
+    for file in smollm2[0].iterdir():
+        (corrupt / file.name).write_bytes(file.read_bytes() if file.suffix != ".onnx" else b"not a graph")
+    code, said = check(fleet.write_edge("corrupt.toml", drafter=f'model = "{corrupt}"'))
+    assert code == 66 and "model.onnx" in said
+
+    serve = fleet.run("cloud", "serve", "--config", str(unknown))
+    assert serve.returncode == 78 and "unknown.toml" in serve.stderr
+
+
+def test_a_prompt_longer_than_the_context_ends_with_a_clear_message(fleet):
+    fleet.start_verifier("v1")
+    long = "sea " * 9000
+    done = fleet.run("edge", "chat", long, "--config", str(fleet.edge_config))
+    assert done.returncode == 1 and "over-context" in done.stderr and "8192" in done.stderr
+
+
+def test_the_api_refuses_what_it_does_not_know_by_name(fleet):
+    fleet.start_verifier("v1")
+    fleet.start_board()
+    url = f"http://127.0.0.1:{fleet.api_port}/v1/chat/completions"
+    messages = [{"role": "user", "content": "hi"}]
+    unknown = httpx.post(url, json={"messages": messages, "min_p": 0.1})
+    assert unknown.status_code == 400 and "min_p" in unknown.json()["error"]["message"]
+    bad = httpx.post(url, json={"messages": messages, "temperature": -1})
+    assert bad.status_code == 400 and "temperature" in bad.json()["error"]["message"]
+    whole = httpx.post(url, json={"messages": messages, "max_tokens": 5}, timeout=60).json()
+    assert whole["usage"]["completion_tokens"] == 5 and whole["choices"][0]["finish_reason"] == "length"
