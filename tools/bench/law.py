@@ -333,7 +333,7 @@ def main(drafter: Path | None, target: Path | None, threads: int, positions: int
             progress.advance(tasks[task], more)
 
         record = measure(drafter, target, threads=threads, positions=positions, report=report)
-    click.echo(json.dumps({"machine": machine(), **record}))
+    click.echo(json.dumps({"benchmark": "law", "machine": machine(), **record}))
 
 
 if __name__ == "__main__":
