@@ -100,6 +100,11 @@ class Gateway:
         self.link.retain(self._state_topic, encode(self.verifier.state(status)), STATE_EXPIRY_S)
 
     def _leave(self) -> None:
+        tally = self.verifier.tally
+        log.info(
+            "%d steps of %d rows committed %d tokens, %d of them guessed; %d guesses were grafted, %d came too late",
+            *(tally.steps, tally.rows, tally.committed, tally.guessed, tally.grafted, tally.stale),
+        )
         self.link.unsubscribe(self._share)
         self.verifier.drain()
         self._publish()

@@ -32,8 +32,8 @@ class DeviceConfig(Section, frozen=True):
 
 
 class DrafterConfig(Section, frozen=True):
-    """model: a directory made by `tools.export drafter`; threads: 0 means all cores; context: tokens, the model's own
-    when absent.
+    """model: a directory made by `tools.export drafter`; threads: 0 means all cores; context: tokens that the cache
+    holds, when absent 4096 or what the model takes.
     """
 
     model: Path

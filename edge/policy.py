@@ -11,6 +11,9 @@ from typing import Protocol
 from edge.window import Window
 from protocol.tree import Node
 
+FIRST_GUESSES, UNSURE = 3, 0.5  # found by replaying recorded drafts: fewer steps, and no token later
+GATHERED_SHARE = 0.85  # of a step that has begun with our last draft: what leaves then is in time for the next
+
 
 class Policy(Protocol):
     """candidates: how many guesses per evaluated row the policy wants to choose from."""
@@ -27,26 +30,34 @@ class Policy(Protocol):
         """When the unsent guesses should leave; inf while they should wait for something else to happen."""
 
 
-def gathered_send_at(window: Window, now: float, share: float) -> float:
-    """At once when the verifier holds no guess of ours, else not within `share` of its step after the last draft."""
-    if not window.unsent():
+def gathered_send_at(window: Window, now: float, lookahead: int) -> float:
+    """When gathered guesses should leave.
+
+    A verifier that steps without pause takes them at its next step, so they leave just in time for that. One that
+    waits for drafts gets a few at once, or as many as the drafter is sure of, and what comes during a step before its
+    end.
+    """
+    unsent = window.unsent()
+    if not unsent:
         return inf
+    if not window.request.patience_s:
+        return window.cadence.departure(now)
     if not window.in_flight():
-        return now
-    return window.sent_at + share * window.step_s
+        tip = unsent[-1]
+        enough = len(unsent) >= min(FIRST_GUESSES, lookahead) or tip.note.path < UNSURE or not window.can_guess(tip)
+        return now if enough else inf
+    return window.cadence.sent_at + GATHERED_SHARE * window.cadence.step_s
 
 
 @dataclass(slots=True)
 class ChainPolicy:
     """One chain, ahead as long as it is likely enough to be still right.
 
-    lookahead: most guesses beyond the frontier; floor: the least product of probabilities worth another pass;
-    share: how much of a verifier's step drafts are gathered for.
+    lookahead: most guesses beyond the frontier; floor: the least product of probabilities worth another pass.
     """
 
     lookahead: int = 24
     floor: float = 0.05
-    share: float = 0.85
     candidates: int = 1
 
     def grow(self, window: Window) -> list[Node]:
@@ -61,7 +72,7 @@ class ChainPolicy:
         return [window.guess(tip, best.id, best.probability)]
 
     def send_at(self, window: Window, now: float) -> float:
-        return gathered_send_at(window, now, self.share)
+        return gathered_send_at(window, now, self.lookahead)
 
     def _worth_it(self, window: Window, tip: Node) -> bool:
         if not window.can_guess(tip) or not tip.note.candidates:
@@ -79,7 +90,6 @@ class TreePolicy:
 
     lookahead: int = 24
     floor: float = 0.05
-    share: float = 0.85
     rows: int = 2
     sibling_floor: float = 0.15
     candidates: int = 3
@@ -97,7 +107,7 @@ class TreePolicy:
         return first + [node for node in open_nodes[1 : self.rows] if node.note.path >= self.floor]
 
     def send_at(self, window: Window, now: float) -> float:
-        return gathered_send_at(window, now, self.share)
+        return gathered_send_at(window, now, self.lookahead)
 
     def _branch(self, window: Window, node: Node) -> None:
         depth = node.position - window.tree.root.position

@@ -168,10 +168,12 @@ class SessionRun:
         if not drafting or not (self._unread or nodes):
             return wake_at
         try:
+            started = self._clock()
             if self._unread:
                 self._read_text()
             else:
                 self._evaluate(nodes)
+            self.window.cadence.passed(self._clock() - started)
         except ModelError as error:
             self._stop_drafting(error)
         return now

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from edge.cadence import Cadence
 from protocol import topics
 from protocol.errors import SessionError
 from protocol.messages import (
@@ -131,10 +132,9 @@ class Window:
         self.problem = ""
         self.verifier = ""
         self.limits: Limits | None = None
-        self.step_s = 0.0
+        self.cadence = Cadence()
         self.advice: int | None = None
         self.alone = False
-        self.sent_at = -inf
         self._hashes: list[int] = []
         self._handle = -1
         self._link_up = True
@@ -216,12 +216,12 @@ class Window:
             self._seq % 256,
             graft.position + 1,
             graft.hash,
-            self.frontier,
             Ids(node.id for node in nodes),
+            graft.position + 1 - self.frontier,
             Ids(deltas_of([index.get(node.parent, -1) for node in nodes])),  # type: ignore[arg-type]
         )
         self._say(draft, now)
-        self.sent_at = now
+        self.cadence.sent(self._seq, now)
         self.tally.drafts += 1
         self.tally.drafted += len(fresh)
 
@@ -337,7 +337,7 @@ class Window:
             self._outbox.append(Send(topics.draft_topic(self.device, message.verifier), leave, qos=1))
             return
         self.verifier, self._handle, self.limits = message.verifier, message.handle, message.limits
-        self.step_s = message.step_us / 1e6
+        self.cadence.step_s = message.step_us / 1e6
         self.problem = ""
         hashes = prefix_hashes(owner_hash(self.request.session, self.verifier, self.epoch), self.text)
         self._hashes = hashes[self.prompt_len :]
@@ -355,7 +355,7 @@ class Window:
             self.tally.ignored["owner"] += 1
             return
         if self.done:
-            self._close_owner("done")
+            self._close_owner("")
             return
         if message.base > self.frontier:
             # Not a sign of life: only a hash that can be compared tells the owner from another with the same handle.
@@ -375,16 +375,17 @@ class Window:
             return
         self._heard_at = now
         if message.step_us is not None:
-            self.step_s = message.step_us / 1e6
+            self.cadence.step_s = message.step_us / 1e6
         if message.advice is not None:
             self.advice = message.advice
         fresh = ids[known:]
         if fresh:
             self._append(fresh)
+            self.cadence.beat(self._latest_seen(message), now)
             self.tally.commits += 1
         if message.finish and message.base + len(ids) == self.frontier:
             self.finish = message.finish
-            self._close_owner("done")
+            self._close_owner("")
         elif message.base + len(ids) == self.frontier:
             self._compare(message)
 
@@ -407,9 +408,13 @@ class Window:
         self.tally.guessed += len(kept)
         self._fruitless = 0
 
+    def _latest_seen(self, message: Commit) -> int:
+        """The draft that a commit's seq, modulo 256, means."""
+        return self._seq - (self._seq - message.seq) % 256
+
     def _compare(self, message: Commit) -> None:
         """Send again what the owner should hold of our drafts and does not."""
-        latest = self._seq - (self._seq - message.seq) % 256
+        latest = self._latest_seen(message)
         seen = [node for node in self.tree if node.note.seq is not None and node.note.seq <= latest]
         if message.held < len(seen):
             self.tally.ignored["lost drafts"] += 1

@@ -114,7 +114,7 @@ class Opened(Message, frozen=True, tag=2):
 class Draft(Message, frozen=True, tag=3):
     """Guesses for the positions from `base` on, grafted where the text before `base` has this hash.
 
-    have: length of the text that the device has; seq: counts the session's drafts, modulo 256.
+    seq: counts the session's drafts, modulo 256; lead: how far `base` lies beyond what the device has.
     deltas: for each id, how far before it its parent stands in `ids` (i + 1: it is a child of the text itself);
     empty for a chain.
     """
@@ -124,9 +124,14 @@ class Draft(Message, frozen=True, tag=3):
     seq: Seq
     base: Position
     hash: Hash
-    have: Position
     ids: Ids
+    lead: Count = 0
     deltas: Ids = Ids()
+
+    @property
+    def have(self) -> int:
+        """Length of the text that the device has."""
+        return self.base - self.lead
 
 
 class Commit(Message, frozen=True, tag=4):
@@ -267,8 +272,8 @@ def _check(message: AnyMessage) -> None:
     if isinstance(message, Draft):
         if not 1 <= len(message.ids) <= MAX_DRAFT_IDS:
             raise WireError(f"a draft of {len(message.ids)} ids is not of 1 to {MAX_DRAFT_IDS}")
-        if message.have > message.base:
-            raise WireError(f"a draft at {message.base} says that the device already has {message.have}")
+        if message.lead > message.base:
+            raise WireError(f"a draft at {message.base} leads the device's text by {message.lead}")
     elif isinstance(message, Open) and not 1 <= message.prompt_len <= len(message.ids):
         raise WireError(f"prompt_len {message.prompt_len} is not in 1..{len(message.ids)}, the ids that came")
 

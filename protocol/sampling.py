@@ -21,7 +21,7 @@ Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """How a token is drawn from logits. Travels as a map, so that an unknown parameter is refused by its name.
 
     temperature: 0 is plain argmax; top_k: 0 is off; top_p: 1 is off; seed: unsigned 64 bits, ignored at T = 0.

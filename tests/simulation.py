@@ -183,6 +183,7 @@ class Board:
         if self.dead or self.run.window.done or self._due > self.world.now:
             return
         at = self.run.turn()
+        self.run.window.cadence.pass_s = self.world.pass_s
         self._due = self.world.now + self.world.pass_s if at <= self.world.now else at
         if self._due < float("inf"):
             self.world.at(self._due, self.turn)

@@ -24,7 +24,8 @@ def ledger(*, patience_ms: int | None = 0, max_tokens: int = 20, stop_ids=(), co
 def draft(text, ids, *, have=None, parents=None, seq=1) -> Draft:
     hash = prefix_hashes(owner_hash(5, "v", 1), text)[-1]
     deltas = deltas_of(parents) if parents else ()
-    return Draft(0, 1, seq, len(text), hash, len(text) if have is None else have, Ids(ids), Ids(deltas))
+    lead = 0 if have is None else len(text) - have
+    return Draft(0, 1, seq, len(text), hash, Ids(ids), lead, Ids(deltas))
 
 
 def rows(session: Ledger) -> list[int]:
@@ -141,8 +142,8 @@ def test_nobody_waits_for_a_draft_of_the_last_token():
     [
         (draft(PROMPT, [100]), "outside the vocabulary"),
         (draft(PROMPT, [1] * 7), "over the limit"),
-        (Draft(0, 1, 1, 3, 0, 3, Ids((1, 2)), Ids((1, 9))), "not describe a tree"),
-        (Draft(0, 1, 1, 2, 0, 2, Ids((1,))), "within the prompt"),
+        (Draft(0, 1, 1, 3, 0, Ids((1, 2)), 0, Ids((1, 9))), "not describe a tree"),
+        (Draft(0, 1, 1, 2, 0, Ids((1,))), "within the prompt"),
         (draft([*PROMPT, 1, 2], [3], have=5), "says it has 5"),
     ],
 )

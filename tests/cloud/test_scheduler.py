@@ -24,7 +24,7 @@ def ledger(key: int, *, guesses=(), parents=None, patience_ms: int | None = 0, i
     made = Ledger("a.b", opened, verifier="v", handle=key, key=key, limits=LIMITS, now=idle_since)
     if guesses:
         hash = prefix_hashes(owner_hash(key, "v", 0), PROMPT)[-1]
-        made.graft(Draft(key, 0, 1, 3, hash, 3, Ids(guesses), Ids(deltas_of(parents or ()))), idle_since)
+        made.graft(Draft(key, 0, 1, 3, hash, Ids(guesses), 0, Ids(deltas_of(parents or ()))), idle_since)
     return made
 
 

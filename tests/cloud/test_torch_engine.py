@@ -1,11 +1,8 @@
-"""The torch engine against transformers itself: tiny random models always, a real one where OUTRIDER_TEST_TARGET names
-its directory.
-"""
+"""The torch engine against transformers itself, on tiny random models and on a real one."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -89,11 +86,8 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def real_target() -> Path:
-    path = os.environ.get("OUTRIDER_TEST_TARGET", "")
-    if not path:
-        pytest.skip("OUTRIDER_TEST_TARGET names no target directory")
-    return Path(path)
+def real_target(smollm2: tuple[Path, Path]) -> Path:
+    return smollm2[1]
 
 
 def prompts(*lengths: int, vocab: int = VOCAB - 1) -> list[list[int]]:

@@ -71,7 +71,7 @@ def verifier(engine: ToyEngine | None = None, **bounds) -> Verifier:
 
 def opening(session: int = 1, **options) -> Open:
     fields = {"epoch": 0, "target": TARGET, "prompt_len": len(PROMPT), "ids": Ids(PROMPT), "max_tokens": 12}
-    return Open(session, sampling=Sampling(), **{**fields, **options})
+    return Open(session, **{"sampling": Sampling(), **fields, **options})
 
 
 def say(at: Verifier, message, now: float = 0.0, *, device: str = DEVICE) -> list:
@@ -225,7 +225,7 @@ def test_a_board_that_was_killed_gets_what_was_drawn_meanwhile():
     say(at, resync(opened, [*PROMPT, *drawn]), 2.1)
     hash = hash_of([*PROMPT, *drawn], epoch=1)
     (right,) = plain_decode([*PROMPT, *drawn], Sampling(), 1)
-    say(at, Draft(opened.handle, 1, 1, 10, hash, 10, Ids((right,))), 2.2)
+    say(at, Draft(opened.handle, 1, 1, 10, hash, Ids((right,))), 2.2)
     (commit,) = step(at, 2.3)
     assert [*drawn, *commit.ids] == plain_decode(PROMPT, Sampling(), 8)
 
@@ -271,7 +271,7 @@ def test_what_is_said_in_an_old_epoch_is_of_an_unknown_session():
 
 def test_an_unknown_handle_is_named_in_the_answer():
     at = verifier()
-    (answer,) = say(at, Draft(77, 5, 1, 4, 0, 4, Ids((1,))))
+    (answer,) = say(at, Draft(77, 5, 1, 4, 0, Ids((1,))))
     assert (answer.code, answer.session, answer.epoch, answer.handle) == (ErrorCode.UNKNOWN_SESSION, 0, 5, 77)
 
 
@@ -314,7 +314,9 @@ def test_bytes_that_are_no_message_are_counted_and_stop_nothing():
 def test_an_open_that_cannot_be_read_is_answered_where_its_session_is_known():
     """An unknown sampling parameter: the device learns its name."""
     at = verifier()
-    payload = encode(opening(0xABCD, epoch=6)).replace(b"top_p", b"min_p")
+    payload = encode(opening(0xABCD, epoch=6, sampling=Sampling(temperature=0.5, top_p=0.5))).replace(
+        b"top_p", b"min_p"
+    )
     at.receive(topics.open_topic(DEVICE, TARGET), payload, 0.0)
     (answer,) = answers(at)
     assert (answer.code, answer.session, answer.epoch) == (ErrorCode.BAD_OPEN, 0xABCD, 6)
@@ -340,11 +342,11 @@ def test_a_message_that_is_not_a_devices_to_send_is_counted(message):
 def bad_drafts(opened: Opened) -> dict[str, Draft | Resync]:
     handle, hash = opened.handle, hash_of(PROMPT)
     return {
-        "vocabulary": Draft(handle, 0, 1, 4, hash, 4, Ids((VOCAB,))),
-        "rows": Draft(handle, 0, 1, 4, hash, 4, Ids([1] * 200)),
-        "prompt": Draft(handle, 0, 1, 2, hash, 2, Ids((1,))),
-        "future": Draft(handle, 0, 1, 40, hash, 40, Ids((1,))),
-        "tree": Draft(handle, 0, 1, 4, hash, 4, Ids((1, 2)), Ids((1, 7))),
+        "vocabulary": Draft(handle, 0, 1, 4, hash, Ids((VOCAB,))),
+        "rows": Draft(handle, 0, 1, 4, hash, Ids([1] * 200)),
+        "prompt": Draft(handle, 0, 1, 2, hash, Ids((1,))),
+        "future": Draft(handle, 0, 1, 40, hash, Ids((1,))),
+        "tree": Draft(handle, 0, 1, 4, hash, Ids((1, 2)), 0, Ids((1, 7))),
         "other text": Resync(handle, 0, 4, hash ^ 1, True),
         "longer text": Resync(handle, 0, 9, hash, True),
     }
@@ -428,7 +430,7 @@ def test_a_draft_whose_predecessor_is_lost_counts_once_the_text_has_come_so_far(
     (opened,) = say(at, opening())
     right = plain_decode(PROMPT, Sampling(), 3)
     before = [*PROMPT, *right[:2]]
-    say(at, Draft(opened.handle, 0, 2, 6, hash_of(before), 4, Ids(right[2:])))
+    say(at, Draft(opened.handle, 0, 2, 6, hash_of(before), Ids(right[2:]), 2))
     commits = [message for message in run_until(at, 0.0, 0.05) if isinstance(message, Commit)]
     assert [len(message.ids) for message in commits[:3]] == [1, 1, 2] and commits[1].held == 1
 
@@ -511,7 +513,7 @@ def test_wake_at_is_never_later_than_the_next_thing_to_do():
                     else:
                         hash = hash_of(text, session=opened.session)
                         guess = Ids(rng.randrange(VOCAB) for _ in range(3))
-                        say(at, Draft(opened.handle, 0, turn, len(text), hash, len(text), guess), now)
+                        say(at, Draft(opened.handle, 0, turn, len(text), hash, guess), now)
             elif action < 0.65:
                 engine.evicting = {rng.randint(1, 6)}
             at.tick(now)
@@ -558,8 +560,8 @@ def test_20_000_mutated_payloads_stop_nothing_beside_a_good_session():
             opening(7),
             opening(7, epoch=1, ids=Ids((*PROMPT, 1)), stop_ids=(2,), patience_ms=None, prefix=(3, 4)),
             Opened(7, 0, "v", 0, 4, at.limits),
-            Draft(7, 0, 1, 4, hash_of(PROMPT, session=7), 4, Ids((1, 2, 3)), Ids((1, 1, 2))),
-            Draft(7, 0, 1, 5, 0, 4, Ids((1, 2, 3))),
+            Draft(7, 0, 1, 4, hash_of(PROMPT, session=7), Ids((1, 2, 3)), 0, Ids((1, 1, 2))),
+            Draft(7, 0, 1, 5, 0, Ids((1, 2, 3)), 1),
             Commit(7, 0, 4, 5, Ids((1,)), 1, 2, "stop", 3, 4),
             Resync(7, 0, 4, hash_of(PROMPT, session=7), True, True),
             Close(7, 0, "why"),

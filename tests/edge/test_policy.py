@@ -19,8 +19,11 @@ SURE = [(1, 0.98), (2, 0.01), (3, 0.01)]
 UNSURE = [(1, 0.5), (2, 0.3), (3, 0.1)]
 
 
-def window(*, rows: int = 40, trees: bool = True, max_tokens: int = 100, step_us: int = 100_000) -> Window:
-    session = Window("a.b", Request(5, "t", PROMPT, Sampling(), max_tokens), timing=Timing(), now=0.0)
+def window(
+    *, rows: int = 40, trees: bool = True, max_tokens: int = 100, step_us: int = 100_000, patience_s: float = 0.0
+) -> Window:
+    request = Request(5, "t", PROMPT, Sampling(), max_tokens, (), patience_s)
+    session = Window("a.b", request, timing=Timing(), now=0.0)
     session.tick(0.0)
     session.receive(Opened(5, 0, "v", 7, 3, Limits(rows, 64, 200, 100, trees), step_us), 0.0)
     return session
@@ -134,19 +137,39 @@ def test_a_tree_is_a_chain_for_an_owner_that_takes_chains():
     assert len(session.tree) == depth(session) > 1
 
 
-@pytest.mark.parametrize("policy", [ChainPolicy(share=0.5), TreePolicy(share=0.5)])
-def test_drafts_are_gathered_while_the_verifier_has_something_and_leave_at_once_when_not(policy):
-    session = window(step_us=100_000)
+@pytest.mark.parametrize("policy", [ChainPolicy(), TreePolicy()])
+def test_a_verifier_that_waits_gets_a_few_guesses_at_once_and_the_rest_before_its_step_ends(policy):
+    session = window(step_us=100_000, patience_s=inf)
     assert policy.send_at(session, 1.0) == inf
-    first = session.guess(session.tree.root, 1, 0.9)
+    tip = session.tree.root
+    for id in (1, 2):
+        tip = session.guess(tip, id, 0.95)
+        assert policy.send_at(session, 1.0) == inf
+    tip = session.guess(tip, 3, 0.95)
     assert policy.send_at(session, 1.0) == 1.0
     session.flush(1.0)
     assert policy.send_at(session, 1.0) == inf
-    session.guess(first, 2, 0.9)
-    assert policy.send_at(session, 1.01) == pytest.approx(1.05)
+    session.guess(tip, 4, 0.9)
+    assert policy.send_at(session, 1.01) == pytest.approx(1.085)
     commit(session, [9])
-    session.guess(session.tree.root, 1, 0.9)
-    assert policy.send_at(session, 1.02) == 1.02
+    session.guess(session.tree.root, 1, 0.4)
+    assert policy.send_at(session, 1.02) == 1.02, "an unsure guess is not worth waiting for company"
+
+
+def test_a_verifier_that_never_waits_gets_drafts_once_a_step():
+    session = window(step_us=100_000)
+    policy = ChainPolicy()
+    tip = session.guess(session.tree.root, 1, 0.9)
+    assert policy.send_at(session, 1.0) == 1.0
+    session.flush(1.0)
+    session.guess(tip, 2, 0.9)
+    assert policy.send_at(session, 1.01) == pytest.approx(1.1)
+
+
+def test_a_short_lookahead_does_not_wait_for_guesses_that_never_come():
+    session = window(patience_s=inf)
+    session.guess(session.tree.root, 1, 0.99)
+    assert ChainPolicy(lookahead=1).send_at(session, 1.0) == 1.0
 
 
 def test_sync_sends_gamma_guesses_and_waits_for_the_verdict():

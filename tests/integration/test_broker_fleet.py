@@ -333,7 +333,7 @@ def test_garbage_on_all_topics_disturbs_nothing(fleet):
             Error(1, 7, "bad-open"),
             VerifierState("v-other", "gone"),
             Close(9, 0),
-            Draft(handle, 0, 1, 17, 1, 17, Ids((1, 2))),
+            Draft(handle, 0, 1, 17, 1, Ids((1, 2))),
             Resync(handle, 0, 17, 1, True),
             Open(5, 0, TARGET, 1, Ids((99,)), Sampling(), 5),
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from edge.text import Text
 from protocol.errors import ConfigError, ModelError
 from protocol.sampling import Sampling
 from tests.tools import tiny_models
+from tools import models
 from tools.export import graph, sources, write
 from tools.export.__main__ import main
 from tools.export.quantise import dequantise, quantise
@@ -230,13 +230,11 @@ def test_failed_export_leaves_nothing_and_keeps_the_earlier_one(llama: Path, tmp
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-REAL = os.environ.get("OUTRIDER_TEST_GGUF")
 PROMPTS = ("What is the capital of France?", "Explain how rainbows form.", "Write a Python function for factorials.")
 
 
-@pytest.mark.skipif(not REAL, reason="OUTRIDER_TEST_GGUF names no GGUF file of SmolLM2-135M-Instruct")
-def test_real_model_both_ways(tmp_path: Path) -> None:
-    path = Path(str(REAL))
+def test_real_model_both_ways(tmp_path: Path, smollm2: tuple[Path, Path]) -> None:
+    path = models.fetch(models.SMOLLM2)
     source = sources.read(str(path))
     facts = write.write_target(source, tmp_path / "target")
     write.write_drafter(source, tmp_path / "drafter", graph.Options())

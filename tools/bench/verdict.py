@@ -130,7 +130,7 @@ def _rounds(client: Client, engine: TimedEngine, rounds: int) -> tuple[list[floa
         started = time.perf_counter()
         client.say(
             topics.draft_topic(DEVICE, "vbench"),
-            Draft(handle, 0, seq % 256, len(text), hash, len(text), Ids((1, 2, 3))),
+            Draft(handle, 0, seq % 256, len(text), hash, Ids((1, 2, 3))),
         )
         while True:
             at, message = client.hear()
