@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 STATE_EXPIRY_S = 120
 MOST_WAITING = 10_000
 LOOK_S = 1.0
-TELL_S = 15.0
+TELL_S = 60.0
 
 
 class Gateway:

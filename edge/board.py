@@ -19,12 +19,13 @@ from link.client import Will
 from link.mqtt import MqttLink
 from protocol import topics
 from protocol.errors import LinkError, OutriderError, SessionError, WireError
-from protocol.messages import DeviceState, VerifierState, decode, encode
+from protocol.messages import DeviceState, Error, ErrorCode, VerifierState, decode, encode
 
 log = logging.getLogger(__name__)
 
 STATE_EXPIRY_S = 120
 OFFLINE_EXPIRY_S = 24 * 3600
+GIVE_BACK_S = 5.0
 NO_MATCHING_SUBSCRIBERS = 0x10
 REFUSED = 0x80
 
@@ -75,6 +76,10 @@ class Board:
         self.device = config.device.name
         self.journal = Journal(config.device.state / "journal")
         self._drafter_free = threading.Lock()
+        self._drafting: SessionRun | None = None
+        self._finding = threading.Lock()
+        self._target: VerifierState | None = None
+        self._watched = ""
         self._lock = threading.Lock()
         self._runs: list[SessionRun] = []
         self._verifiers: dict[str, VerifierState] = {}
@@ -88,7 +93,7 @@ class Board:
             on_message=self._on_message,
             on_state=self._on_state,
             on_puback=self._on_puback,
-            subscriptions=[(topics.verdict_topic(self.device), 0), (topics.verifier_state_topic("+"), 0)],
+            subscriptions=[(topics.verdict_topic(self.device), 0)],
             will=will if present else None,
         )
         if present:
@@ -110,11 +115,25 @@ class Board:
     # -- sessions -------------------------------------------------------------------------------------------------
 
     def find_target(self, timeout_s: float) -> VerifierState:
-        """The target for new sessions, as soon as the broker names one that fits; see `choose_target` for errors.
+        """The target for new sessions: the one found before, until its opens find nobody; else the first that the
+        broker names and that fits; see `choose_target` for errors.
 
         Raises LinkError when the broker cannot be reached in that time.
         """
         self.link.wait_up(min(timeout_s, threading.TIMEOUT_MAX))
+        with self._finding:
+            if self._target is None:
+                # The states of a whole fleet's verifiers are much for a metered link: they are read only to choose.
+                everyone = topics.verifier_state_topic("+")
+                self._verifiers.clear()
+                self.link.subscribe(everyone)
+                try:
+                    self._target = self._await_target(timeout_s)
+                finally:
+                    self.link.unsubscribe(everyone)
+            return self._target
+
+    def _await_target(self, timeout_s: float) -> VerifierState:
         waited = 0.0
         while True:
             try:
@@ -142,7 +161,7 @@ class Board:
 
     def _begin(self, request: Request, committed: Sequence[int], epoch: int, *, fresh: bool) -> Stream:
         journal = self.journal.begin(request) if fresh else self.journal.resume(request.session)
-        drafting = self.config.drafting.policy != "none" and self._drafter_free.acquire(blocking=False)
+        drafting = self.config.drafting.policy != "none" and self._take_drafter()
         policy = self.config.drafting.make() if drafting else NoDraftPolicy()
         stream = Stream()
         window = Window(
@@ -163,6 +182,8 @@ class Board:
         )
         stream.run = run
         with self._lock:
+            if drafting:
+                self._drafting = run
             self._runs.append(run)
             if not self.link.up:
                 run.link_down(str(self.link.failure or f"{self.config.broker.address}: not connected yet"))
@@ -183,6 +204,13 @@ class Board:
         threading.Thread(target=work, name=f"session {request.session:016x}", daemon=True).start()
         return stream
 
+    def _take_drafter(self) -> bool:
+        """Whether the drafter is ours now. A session that has ended gives it back after the pass it is in."""
+        with self._lock:
+            user = self._drafting
+        ending = user is not None and user.window.done
+        return self._drafter_free.acquire(timeout=GIVE_BACK_S if ending else 0)
+
     # -- the link's thread ----------------------------------------------------------------------------------------
 
     def _publish(self, send: Send) -> None:
@@ -198,8 +226,19 @@ class Board:
             with self._lock:
                 self._verifiers[message.verifier] = message
             self._verifiers_changed.set()
+        if isinstance(message, Error) and message.code == ErrorCode.WRONG_TARGET:
+            self._target = None
         for run in self._now_running():
             run.receive(message)
+            self._watch(run.window.verifier)
+
+    def _watch(self, verifier: str) -> None:
+        """Hear of it when the owner of the latest session dies."""
+        if verifier and verifier != self._watched:
+            if self._watched:
+                self.link.unsubscribe(topics.verifier_state_topic(self._watched))
+            self._watched = verifier
+            self.link.subscribe(topics.verifier_state_topic(verifier))
 
     def _on_state(self, up: bool, reason: str) -> None:
         if not up and not self._closing:
@@ -215,6 +254,7 @@ class Board:
             return
         if reason >= REFUSED:
             log.warning("the broker refused %s with reason 0x%02x", topic, reason)
+        self._target = None
         for run in self._now_running():
             run.unserved()
 

@@ -11,8 +11,8 @@ MARGIN_S = 0.004  # a message's own way through broker and gateway, and what the
 class Cadence:
     """Seconds throughout. step_s: the verifier's step; pass_s: the drafter's pass; sent_at: when the last draft left.
 
-    round_trip_s: the least time from a draft to the first commit that knows of it, less the step that it waited for;
-    None until one was heard.
+    round_trip_s: time from a draft to the first commit that knows of it, less a step; the lower quartile, since some
+    waited for a step to end and some steps are shorter than told. None until one was heard.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Cadence:
 
     @property
     def round_trip_s(self) -> float | None:
-        return min(self._trips) if self._trips else None
+        return sorted(self._trips)[len(self._trips) // 4] if self._trips else None
 
     def passed(self, seconds: float) -> None:
         """A pass of the drafter took this long."""

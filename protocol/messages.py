@@ -1,8 +1,8 @@
 """The messages, version 1. Transport takes and gives bytes; this module is all that knows what they mean.
 
-A payload is one byte of version and a MessagePack array: the kind, then the fields in order. Fields at the end that
-hold their default are left out, new fields are only ever added at the end, and fields beyond those known are skipped,
-so that each side may be the older one.
+A payload is a MessagePack array: one number for the version and the message's kind, then the fields in order. Fields at
+the end that hold their default are left out, new fields are only ever added at the end, and fields beyond those known
+are skipped, so that each side may be the older one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from protocol.sampling import Sampling
 from protocol.text import Ids, pack, unpack
 
 VERSION = 1
+TAGS = VERSION << 4  # a message's tag is the version in the high bits and its kind in the low ones
 MAX_PAYLOAD = 1 << 20  # bytes
 MAX_DRAFT_IDS = 256
 
@@ -79,7 +80,7 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     trees: bool = True
 
 
-class Open(Message, frozen=True, tag=1):
+class Open(Message, frozen=True, tag=TAGS + 1):
     """A device asks for a session. ids: the prompt and what is already committed; prompt_len: of the prompt alone.
 
     patience_ms: how long the verifier may hold the session without drafts; 0 never, None for ever.
@@ -98,7 +99,7 @@ class Open(Message, frozen=True, tag=1):
     prefix: tuple[SessionId, Count] | None = None
 
 
-class Opened(Message, frozen=True, tag=2):
+class Opened(Message, frozen=True, tag=TAGS + 2):
     """A verifier took the session. length: of the text that it has; handle: the session's short name from now on."""
 
     session: SessionId
@@ -111,7 +112,7 @@ class Opened(Message, frozen=True, tag=2):
     patience_ms: Millis | None = 0
 
 
-class Draft(Message, frozen=True, tag=3):
+class Draft(Message, frozen=True, tag=TAGS + 3):
     """Guesses for the positions from `base` on, grafted where the text before `base` has this hash.
 
     seq: counts the session's drafts, modulo 256; lead: how far `base` lies beyond what the device has.
@@ -134,7 +135,7 @@ class Draft(Message, frozen=True, tag=3):
         return self.base - self.lead
 
 
-class Commit(Message, frozen=True, tag=4):
+class Commit(Message, frozen=True, tag=TAGS + 4):
     """Facts: `ids` stand at the positions from `base` on, behind a text with this hash.
 
     seq, held: the last draft seen, and how many guesses of this session are still held after this commit.
@@ -153,7 +154,7 @@ class Commit(Message, frozen=True, tag=4):
     advice: Count | None = None
 
 
-class Resync(Message, frozen=True, tag=5):
+class Resync(Message, frozen=True, tag=TAGS + 5):
     """The device has a text of this length and hash. ask: it wants everything from there on.
 
     alone: it can draft no further for this text, so that the verifier must not wait for drafts, whatever its patience.
@@ -167,7 +168,7 @@ class Resync(Message, frozen=True, tag=5):
     alone: bool = False
 
 
-class Close(Message, frozen=True, tag=6):
+class Close(Message, frozen=True, tag=TAGS + 6):
     """The device is done with the session, or with this epoch of it."""
 
     session: SessionId
@@ -175,7 +176,7 @@ class Close(Message, frozen=True, tag=6):
     reason: Prose = ""
 
 
-class Error(Message, frozen=True, tag=7):
+class Error(Message, frozen=True, tag=TAGS + 7):
     """The verifier cannot go on with a session. retry_ms: when to try again, where that makes sense.
 
     session is 0 where the verifier knows no more than the handle that it was sent.
@@ -189,7 +190,7 @@ class Error(Message, frozen=True, tag=7):
     handle: Handle | None = None
 
 
-class DeviceState(Message, frozen=True, tag=8):
+class DeviceState(Message, frozen=True, tag=TAGS + 8):
     """Retained. status: online, offline. Digests are SHA-256 in hex."""
 
     status: Name
@@ -201,7 +202,7 @@ class DeviceState(Message, frozen=True, tag=8):
     sessions: Count = 0
 
 
-class VerifierState(Message, frozen=True, tag=9):
+class VerifierState(Message, frozen=True, tag=TAGS + 9):
     """Retained. status: up, draining, gone. step_us: of the latest steps, median."""
 
     verifier: Name
@@ -237,7 +238,7 @@ def encode(message: AnyMessage) -> bytes:
             break
         fields.pop()
     body = [pack(field) if isinstance(field, Ids) else field for field in fields]
-    payload = bytes((VERSION,)) + _encoder.encode([message.__struct_config__.tag, *body])
+    payload = _encoder.encode([message.__struct_config__.tag, *body])
     if len(payload) > MAX_PAYLOAD:
         raise WireError(
             f"{type(message).__name__} of {len(payload)} bytes is over the limit of {MAX_PAYLOAD}",
@@ -250,19 +251,23 @@ def decode(payload: bytes) -> AnyMessage:
     """The message of a payload, checked against every limit that needs no context. Raises WireError, nothing else."""
     if len(payload) > MAX_PAYLOAD:
         raise WireError(f"payload of {len(payload)} bytes is over the limit of {MAX_PAYLOAD}")
-    if payload[:1] != bytes((VERSION,)):
-        raise WireError(
-            f"payload version {payload[0] if payload else 'missing'} is not {VERSION}",
-            remedy="Update the older side",
-        )
     try:
-        message = _decoder.decode(payload[1:])
+        message = _decoder.decode(payload)
     except WireError:
         raise
     except (msgspec.MsgspecError, OutriderError, ValueError, OverflowError, RecursionError) as error:
+        version = _version(payload)
+        if version not in (None, VERSION):
+            raise WireError(f"version {version} is not {VERSION}", remedy="Update the older side") from error
         raise WireError(str(error)) from error
     _check(message)
     return message
+
+
+def _version(payload: bytes) -> int | None:
+    """The version that a payload claims, where it looks like one of ours at all."""
+    tag = payload[1] if len(payload) > 1 and 0x91 <= payload[0] <= 0x9F else 0
+    return tag >> 4 if 0x10 <= tag <= 0x7F else None
 
 
 def _check(message: AnyMessage) -> None:
@@ -281,10 +286,10 @@ def _check(message: AnyMessage) -> None:
 def open_key(payload: bytes) -> tuple[int, int] | None:
     """(session, epoch) of an `Open` that `decode` refused, so that the device can be told; None if even that fails."""
     try:
-        fields = msgspec.msgpack.decode(payload[1:])
+        fields = msgspec.msgpack.decode(payload)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
     match fields:
-        case [1, int(session), int(epoch), *_] if 0 <= session < 1 << 64 and 0 <= epoch <= 0xFFFF:
+        case [tag, int(session), int(epoch), *_] if tag == TAGS + 1 and 0 <= session < 1 << 64 and 0 <= epoch <= 0xFFFF:
             return session, epoch
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import msgspec
 import numpy as np
@@ -15,6 +16,7 @@ SPEC_VERSION = 1
 
 MAX_TEMPERATURE = 16.0
 WEIGHT_ONE = 2.0**32  # the weight of the best token in top-p; all weights are integers, and so are their sums
+NEAR = 9.0  # below the peak over the temperature: most nuclei end above it
 PREFIXES = (256, 4096)  # how many of the best tokens top-p looks at before it sorts the whole vocabulary
 
 Ids = NDArray[np.int64]
@@ -142,12 +144,20 @@ def _survivors(logits: NDArray[np.float32], sampling: Sampling, peak: float) -> 
     weights *= WEIGHT_ONE
     np.rint(weights, out=weights)
     share = sampling.top_p * weights.sum()
-    for size in (*PREFIXES, logits.size):
-        ids = _leading(logits, size)
+    for ids in _prefixes(logits, (peak - NEAR) * sampling.temperature):
         kept = _nucleus(weights[ids], share)
-        if kept < size:
+        if kept < ids.size:
             break
     return np.sort(ids[:kept])
+
+
+def _prefixes(logits: NDArray[np.float32], floor: float) -> Iterator[Ids]:
+    """Ever longer prefixes of all ids in descending order of value: first what lies above `floor`, unless it is much."""
+    near = np.flatnonzero(logits >= np.float32(floor))
+    if near.size <= PREFIXES[-1]:
+        yield near[_descending(logits[near])]
+    for size in (*PREFIXES, logits.size):
+        yield _leading(logits, size)
 
 
 def _nucleus(weights: Floats, share: float) -> int:

@@ -43,49 +43,49 @@ GOLDEN = {
             (2, 0),
             None,
         ),
-        "019a01cf0123456789abcdef02b9736d6f6c6c6d322d3133356d2d30313233343536373839616203c40701ac02ffff020783"
+        "9a11cf0123456789abcdef02b9736d6f6c6c6d322d3133356d2d30313233343536373839616203c40701ac02ffff020783"
         "ab74656d7065726174757265cb3fe999999999999aa5746f705f70cb3fee666666666666a473656564cfffffffffffffffff"
         "cd0100920200c0",
     ),
     "open, defaults": (
         Open(5, 0, "t", 1, Ids((9,)), Sampling(), 16),
-        "0198010500a17401c401098010",
+        "98110500a17401c401098010",
     ),
     "opened": (
         Opened(0x0123456789ABCDEF, 2, "v1a2b3c4d5", 7, 131, LIMITS, 60_000, 250),
-        "019902cf0123456789abcdef02aa7631613262336334643507cc8395304 0cd2000cdc000c3cdea60ccfa".replace(" ", ""),
+        "9912cf0123456789abcdef02aa7631613262336334643507cc8395304 0cd2000cdc000c3cdea60ccfa".replace(" ", ""),
     ),
     "draft, chain": (
         Draft(7, 2, 255, 131, 0xDEADBEEF, Ids((1, 300, 49151)), 1),
-        "0198030702ccffcc83cedeadbeefc40601ac02ffff0201",
+        "98130702ccffcc83cedeadbeefc40601ac02ffff0201",
     ),
     "draft, tree": (
         Draft(7, 2, 3, 131, 0xDEADBEEF, Ids((1, 300, 5)), 0, Ids((1, 2, 2))),
-        "019903070203cc83cedeadbeefc40401ac020500c403010202",
+        "9913070203cc83cedeadbeefc40401ac020500c403010202",
     ),
     "commit, short": (
         Commit(7, 2, 131, 0xDEADBEEF, Ids((1, 300)), 3),
-        "0197040702cc83cedeadbeefc40301ac0203",
+        "97140702cc83cedeadbeefc40301ac0203",
     ),
     "commit, long": (
         Commit(7, 2, 131, 0xDEADBEEF, Ids(), 3, 12, "stop", 61_000, 24),
-        "019b040702cc83cedeadbeefc400030ca473746f70cdee4818",
+        "9b140702cc83cedeadbeefc400030ca473746f70cdee4818",
     ),
-    "resync": (Resync(7, 2, 131, 1), "0195050702cc8301"),
-    "resync, ask alone": (Resync(7, 2, 131, 1, True, True), "0197050702cc8301c3c3"),
-    "close": (Close(5, 2, "done"), "0194060502a4646f6e65"),
+    "resync": (Resync(7, 2, 131, 1), "95150702cc8301"),
+    "resync, ask alone": (Resync(7, 2, 131, 1, True, True), "97150702cc8301c3c3"),
+    "close": (Close(5, 2, "done"), "94160502a4646f6e65"),
     "error": (
         Error(5, 2, "no-room", "all 64 sessions are taken", 2000),
-        "0196070502a76e6f2d726f6f6db9616c6c2036342073657373696f6e73206172652074616b656ecd07d0",
+        "96170502a76e6f2d726f6f6db9616c6c2036342073657373696f6e73206172652074616b656ecd07d0",
     ),
     "error, by handle": (
         Error(0, 2, "unknown-session", "", None, 7),
-        "0197070002af756e6b6e6f776e2d73657373696f6ea0c007",
+        "97170002af756e6b6e6f776e2d73657373696f6ea0c007",
     ),
-    "device state": (DeviceState("offline"), "019208a76f66666c696e65"),
+    "device state": (DeviceState("offline"), "9218a76f66666c696e65"),
     "verifier state": (
         VerifierState("v1", "up", "t-1", "m", "", "fast-float32", "0.1.0", LIMITS, 3, 60_000),
-        "019b09a27631a27570a3742d31a16da0ac666173742d666c6f61743332a5302e312e309530 40cd2000cdc000c303cdea60".replace(
+        "9b19a27631a27570a3742d31a16da0ac666173742d666c6f61743332a5302e312e309530 40cd2000cdc000c303cdea60".replace(
             " ", ""
         ),
     ),
@@ -100,16 +100,16 @@ def test_golden_bytes(name):
 
 
 def test_an_older_side_skips_fields_that_it_does_not_know():
-    fields = msgspec.msgpack.decode(encode(GOLDEN["commit, long"][0])[1:])
-    assert decode(b"\x01" + msgspec.msgpack.encode([*fields, "new", 7])) == GOLDEN["commit, long"][0]
+    fields = msgspec.msgpack.decode(encode(GOLDEN["commit, long"][0]))
+    assert decode(msgspec.msgpack.encode([*fields, "new", 7])) == GOLDEN["commit, long"][0]
 
 
 def test_a_newer_side_fills_in_fields_that_are_missing():
-    assert decode(b"\x01" + msgspec.msgpack.encode([4, 7, 2, 131, 1, b"\x05"])) == Commit(7, 2, 131, 1, Ids((5,)))
+    assert decode(msgspec.msgpack.encode([0x14, 7, 2, 131, 1, b"\x05"])) == Commit(7, 2, 131, 1, Ids((5,)))
 
 
 def test_an_unknown_sampling_parameter_is_refused_by_name():
-    payload = b"\x01" + msgspec.msgpack.encode([1, 5, 3, "t", 1, b"\x09", {"temperature": 0.5, "min_p": 0.1}, 16])
+    payload = msgspec.msgpack.encode([0x11, 5, 3, "t", 1, b"\x09", {"temperature": 0.5, "min_p": 0.1}, 16])
     with pytest.raises(WireError, match="min_p"):
         decode(payload)
     assert open_key(payload) == (5, 3)
@@ -118,22 +118,21 @@ def test_an_unknown_sampling_parameter_is_refused_by_name():
 @pytest.mark.parametrize(
     "fields",
     [
-        [3, 7, 2, 3, 131, 1, b""],
-        [3, 7, 2, 3, 131, 1, b"\x05", 132],
-        [3, 7, 2, 3, 131, 1, b"\x85"],
-        [3, 7, 2, 3, 131, 1, b"\xff\xff\xff\xff\x7f"],
-        [3, 7, 2, 3, 131, 1, b"\x05" * (MAX_DRAFT_IDS + 1)],
-        [3, 7, 2, 3, 131, 1, [5]],
-        [3, 70000, 2, 3, 131, 1, b"\x05"],
-        [3, 7, 2, 256, 131, 1, b"\x05"],
-        [3, 7, 2, 3, -1, 1, b"\x05"],
-        [3, 7, 2, 3, 131, 1 << 32, b"\x05"],
-        [1, 5, 0, "t", 2, b"\x09", {}, 16],
-        [1, 5, 0, "t", 0, b"\x09", {}, 16],
-        [1, 5, 0, "a/b", 1, b"\x09", {}, 16],
-        [1, 1 << 64, 0, "t", 1, b"\x09", {}, 16],
-        [1, 5, 0, "t", 1, b"\x09", {"temperature": -1}, 16],
-        [1, 5, 0, "t", 1, b"\x09", {"top_p": 0}, 16],
+        [0x13, 7, 2, 3, 131, 1, b""],
+        [0x13, 7, 2, 3, 131, 1, b"\x05", 132],
+        [0x13, 7, 2, 3, 131, 1, b"\x85"],
+        [0x13, 7, 2, 3, 131, 1, b"\xff\xff\xff\xff\x7f"],
+        [0x13, 7, 2, 3, 131, 1, b"\x05" * (MAX_DRAFT_IDS + 1)],
+        [0x13, 7, 2, 3, 131, 1, [5]],
+        [0x13, 70000, 2, 3, 131, 1, b"\x05"],
+        [0x13, 7, 2, 256, 131, 1, b"\x05"],
+        [0x13, 7, 2, 3, -1, 1, b"\x05"],
+        [0x13, 7, 2, 3, 131, 1 << 32, b"\x05"],
+        [0x11, 5, 0, "t", 2, b"\x09", {}, 16],
+        [0x11, 5, 0, "t", 0, b"\x09", {}, 16],
+        [0x11, 5, 0, "a/b", 1, b"\x09", {}, 16],
+        [0x11, 5, 0, "t", 1, b"\x09", {"temperature": -1}, 16],
+        [0x11, 5, 0, "t", 1, b"\x09", {"top_p": 0}, 16],
         [99, 1],
         [],
         7,
@@ -141,17 +140,13 @@ def test_an_unknown_sampling_parameter_is_refused_by_name():
 )
 def test_what_is_outside_the_limits_is_refused(fields):
     with pytest.raises(WireError):
-        decode(b"\x01" + msgspec.msgpack.encode(fields) if not _too_big(fields) else b"\x01")
-
-
-def _too_big(fields: object) -> bool:
-    return isinstance(fields, list) and any(isinstance(f, int) and f >= 1 << 64 for f in fields)
+        decode(msgspec.msgpack.encode(fields))
 
 
 def test_another_version_is_refused_and_says_what_to_do():
     with pytest.raises(WireError, match=r"version 2 is not 1.*older side"):
-        decode(b"\x02" + encode(GOLDEN["resync"][0])[1:])
-    with pytest.raises(WireError, match="version missing"):
+        decode(encode(GOLDEN["resync"][0]).replace(b"\x15", b"\x25", 1))
+    with pytest.raises(WireError):
         decode(b"")
 
 

@@ -21,7 +21,7 @@ from protocol import topics
 from protocol.messages import Commit, Draft, Message, Open, Opened, decode, encode
 from protocol.sampling import Sampling
 from protocol.text import Ids, extend_hash, owner_hash, prefix_hashes
-from tools.bench.engine import prompts
+from tools.bench.engine import passages
 from tools.bench.record import ms
 from tools.broker import Broker
 
@@ -95,7 +95,7 @@ def measure(target: Path, *, threads: int, rounds: int) -> dict[str, object]:
         client = Client(config.broker)
         gateway.link.wait_up(10)
         try:
-            beyond, echoes = _rounds(client, engine, rounds)
+            beyond, echoes = _rounds(client, engine, passages(target, 1, 32)[0], rounds)
         finally:
             client.link.close()
             gateway.stop()
@@ -110,9 +110,8 @@ def measure(target: Path, *, threads: int, rounds: int) -> dict[str, object]:
         }
 
 
-def _rounds(client: Client, engine: TimedEngine, rounds: int) -> tuple[list[float], list[float]]:
+def _rounds(client: Client, engine: TimedEngine, text: list[int], rounds: int) -> tuple[list[float], list[float]]:
     """The verifier waits for drafts for ever, so that each draft meets an idle engine and costs exactly one step."""
-    (text,) = prompts(1, engine.info.vocab_size, 32)
     session, handle = 77, -1
     ask = Open(session, 0, engine.info.id, len(text), Ids(text), Sampling(), 4 * rounds + 8, (), None)
     client.say(topics.open_topic(DEVICE, engine.info.id), ask, qos=1)
