@@ -171,7 +171,7 @@ class Ledger:
         if moved:
             self._told_step_us = step_us
         advised = advice if advice != self._told_advice else None
-        self._told_advice = advice
+        self._told_advice = self._told_advice if advice is None else advice
         return Commit(
             self.handle,
             self.epoch,

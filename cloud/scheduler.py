@@ -47,6 +47,10 @@ class Scheduler:
         work.extend(rows_of(ledger, share) for ledger, share in zip(roots, shares, strict=True))
         return Plan(work)
 
+    def draft_rows(self, sessions: int) -> int:
+        """Draft rows that a step has for each of so many sessions, roots paid for."""
+        return max(0, self.rows // max(1, sessions) - 1)
+
     @staticmethod
     def _share(roots: list[Ledger], budget: int) -> list[int]:
         """Draft rows for each root, one at a time round the sessions until the budget or the guesses run out."""

@@ -215,12 +215,13 @@ class Verifier:
         self.tally.rows += outcome.rows
         if outcome.accepted:
             self._step_s.append(outcome.seconds)
+        advice = self.scheduler.draft_rows(len(self._by_key))
         for key, ids in outcome.accepted.items():
             ledger = self._by_key[key]
             base, guessed = ledger.commit(ids, now)
             self.tally.committed += ledger.frontier - base
             self.tally.guessed += guessed
-            self._send(ledger.device, ledger.news(base, now, step_us=self.step_us))
+            self._send(ledger.device, ledger.news(base, now, step_us=self.step_us, advice=advice))
             if ledger.finish:
                 self._release(ledger)
         for key, reason in outcome.failed.items():

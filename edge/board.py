@@ -105,6 +105,7 @@ class Board:
 
     def close(self) -> None:
         """End what runs, each with a SessionError: the journal has what it needs to go on."""
+        self._closing = True
         for run in self._now_running():
             run.leave()
         if self._present:

@@ -152,7 +152,7 @@ def _survivors(logits: NDArray[np.float32], sampling: Sampling, peak: float) -> 
 
 
 def _prefixes(logits: NDArray[np.float32], floor: float) -> Iterator[Ids]:
-    """Ever longer prefixes of all ids in descending order of value: first what lies above `floor`, unless it is much."""
+    """Ever longer prefixes of all ids in descending order of value: first those above `floor`, if few."""
     near = np.flatnonzero(logits >= np.float32(floor))
     if near.size <= PREFIXES[-1]:
         yield near[_descending(logits[near])]

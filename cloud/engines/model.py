@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from cloud.engines.numerics import DTYPES, Numerics
 from cloud.engines.ragged import ATTENTION, AttentionShape, Slab, Span, lay_out
@@ -123,6 +125,8 @@ class Forward:
 
 def load_model(directory: Path, dtype: str, numerics: Numerics) -> Forward:
     """Load the model in `directory` for `numerics`. Raises ModelError for a model that cannot be read."""
+    if not sys.stderr.isatty():
+        disable_progress_bar()  # a bar is for a person, not for a log
     try:
         model = AutoModelForCausalLM.from_pretrained(
             directory, dtype=DTYPES[dtype], attn_implementation=ATTENTION, local_files_only=True

@@ -83,7 +83,7 @@ def main(
     port: int, drafter: Path, state: Path, modes: tuple[str, ...], max_tokens: int, threads: int, temperature: float,
     top_p: float, num_prompts: int,
 ) -> None:  # fmt: skip
-    """Play all prompts in all modes; modes take turns on each prompt, so that a noisy moment meets them all."""
+    """Play all prompts in all modes, after a warm-up; modes take turns, so that a noisy moment meets them all."""
 
     def config(mode: str) -> EdgeConfig:
         return board_config(
@@ -97,15 +97,18 @@ def main(
             top_p=top_p,
         )
 
-    first = config("never_wait")
+    first = config(modes[0])
     model, text = load_drafter(first), load_text(first)
-    for seed, prompt in enumerate([PROMPTS[0], *PROMPTS[:num_prompts]]):
-        for mode in modes if seed else ["never_wait"]:
-            board = Board(config(mode), model, client_id=f"demo-{mode}-{secrets.token_hex(3)}", present=False).start()
-            try:
-                play(board, text, mode, prompt, seed, max_tokens=max_tokens if seed else WARM_TOKENS, quiet=not seed)
-            finally:
-                board.close()
+    boards = {mode: Board(config(mode), model, present=False).start() for mode in modes}
+    try:
+        for seed, prompt in enumerate([PROMPTS[0], *PROMPTS[:num_prompts]]):
+            for mode, board in boards.items():
+                warming = not seed
+                tokens = WARM_TOKENS if warming else max_tokens
+                play(board, text, mode, prompt, seed, max_tokens=tokens, quiet=warming)
+    finally:
+        for board in boards.values():
+            board.close()
     tell(event="end", drafter=asdict(model.info), titles={mode: MODES[mode].title for mode in modes})
 
 

@@ -39,7 +39,7 @@ def board_config(
 ) -> EdgeConfig:
     chosen = MODES[mode]
     return EdgeConfig(
-        device=DeviceConfig(name="demo.board", state=state),
+        device=DeviceConfig(name=f"demo.{mode}", state=state / mode),
         broker=BrokerConfig(port=port),
         drafter=DrafterConfig(model=drafter, threads=threads),
         drafting=DraftingConfig(policy=chosen.policy),  # type: ignore[arg-type]
