@@ -72,9 +72,18 @@ class LimitsConfig(Section, frozen=True):
     ahead: Positive = 64
     repair_s: Seconds = 1.5
     idle_s: Seconds = 60.0
+    quiet_s: Seconds = 2.5
 
     def bounds(self) -> Bounds:
-        return Bounds(self.sessions, self.sessions_per_device, self.draft_rows, self.ahead, self.repair_s, self.idle_s)
+        return Bounds(
+            sessions=self.sessions,
+            sessions_per_device=self.sessions_per_device,
+            draft_rows=self.draft_rows,
+            ahead=self.ahead,
+            repair_s=self.repair_s,
+            idle_s=self.idle_s,
+            quiet_s=self.quiet_s,
+        )
 
 
 class CloudConfig(Section, frozen=True):

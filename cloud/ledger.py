@@ -32,11 +32,21 @@ class Ledger:
     """
 
     def __init__(
-        self, device: str, opened: Open, *, verifier: str, handle: int, key: int, limits: Limits, now: float
+        self,
+        device: str,
+        opened: Open,
+        *,
+        verifier: str,
+        handle: int,
+        key: int,
+        limits: Limits,
+        now: float,
+        quiet_s: float = inf,
     ) -> None:
         self.device, self.session = device, opened.session
         self.verifier, self.handle, self.key, self.limits = verifier, handle, key, limits
         self.prompt_len, self.sampling, self.max_tokens = opened.prompt_len, opened.sampling, opened.max_tokens
+        self.quiet_s = quiet_s
         self.stop_ids = frozenset(opened.stop_ids)
         self.text = list(opened.ids)
         self.steps = 0
@@ -67,8 +77,11 @@ class Ledger:
     def due_at(self) -> float:
         """When the session wants a root row: at once with drafts, else when its patience is over.
 
-        The last token cannot be drafted to any use, so nobody waits for a draft of it.
+        The last token cannot be drafted to any use, so nobody waits for a draft of it. Never, while the device has not
+        been heard of since long before the last commit: it may be gone, and another verifier may have its session.
         """
+        if self.idle_since - self.heard_at >= self.quiet_s:
+            return inf
         if len(self.tree) or self.frontier == self.last_position:
             return self.idle_since
         return self.idle_since + self.patience_s

@@ -42,7 +42,8 @@ class Send:
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """sessions: open at once, in all and of one device; repair_s: until an unanswered commit is sent again; idle_s:
-    until a session whose device is silent is forgotten; draft_rows, ahead: see `protocol.messages.Limits`.
+    until a session whose device is silent is forgotten; quiet_s: until it gets no more steps; draft_rows, ahead: see
+    `protocol.messages.Limits`.
     """
 
     sessions: int = 64
@@ -51,6 +52,7 @@ class Bounds:
     ahead: int = 64
     repair_s: float = 1.5
     idle_s: float = 60.0
+    quiet_s: float = 2.5
 
 
 @dataclass(slots=True)
@@ -135,7 +137,14 @@ class Verifier:
         handle = next(h for h in count(message.session & 0x7F) if (device, h) not in self._by_handle)
         self._next_key += 1
         ledger = Ledger(
-            device, message, verifier=self.id, handle=handle, key=self._next_key, limits=self.limits, now=now
+            device,
+            message,
+            verifier=self.id,
+            handle=handle,
+            key=self._next_key,
+            limits=self.limits,
+            now=now,
+            quiet_s=self.bounds.quiet_s,
         )
         if not ledger.finish:
             try:

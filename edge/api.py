@@ -20,8 +20,8 @@ from starlette.routing import Route
 
 from edge.board import Board, Stream
 from edge.config import ApiConfig
+from edge.session import Request
 from edge.text import Text
-from edge.window import Request
 from protocol.errors import LinkError, OutriderError, SessionError
 from protocol.sampling import Sampling
 

@@ -8,13 +8,16 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from queue import SimpleQueue
 
+import msgspec
+
 from edge.config import EdgeConfig
 from edge.drafters.base import Drafter
 from edge.journal import Entry, Journal
 from edge.policy import NoDraftPolicy
 from edge.runtime import SessionRun
+from edge.session import Request, Send
 from edge.targets import choose_target
-from edge.window import Request, Send, Window
+from edge.window import Window
 from link.client import Will
 from link.mqtt import MqttLink
 from protocol import topics
@@ -154,13 +157,14 @@ class Board:
 
     def open(self, request: Request) -> Stream:
         """Start a session in a thread of its own."""
-        return self._begin(request, [], 0, fresh=True)
+        return self._begin(Entry(request, [], 0, ""), fresh=True)
 
     def resume(self, entry: Entry) -> Stream:
         """Go on with a session of the journal; the stream gives only what is new."""
-        return self._begin(entry.request, entry.committed, entry.epoch + 1, fresh=False)
+        return self._begin(msgspec.structs.replace(entry, epoch=entry.epoch + 1), fresh=False)
 
-    def _begin(self, request: Request, committed: Sequence[int], epoch: int, *, fresh: bool) -> Stream:
+    def _begin(self, entry: Entry, *, fresh: bool) -> Stream:
+        request = entry.request
         journal = self.journal.begin(request) if fresh else self.journal.resume(request.session)
         drafting = self.config.drafting.policy != "none" and self._take_drafter()
         policy = self.config.drafting.make() if drafting else NoDraftPolicy()
@@ -170,8 +174,9 @@ class Board:
             request,
             timing=self.config.timing.timing(),
             now=0.0,
-            committed=committed,
-            epoch=epoch,
+            committed=entry.committed,
+            epoch=entry.epoch,
+            former=entry.owner,
         )
         run = SessionRun(
             window,

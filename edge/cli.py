@@ -22,8 +22,8 @@ from edge.board import Board, Stream
 from edge.checks import run_checks
 from edge.config import EdgeConfig
 from edge.loading import load_drafter, load_text
+from edge.session import Request
 from edge.text import Text
-from edge.window import Request
 from link.config import load
 from protocol.errors import OutriderError
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from edge.policy import ChainPolicy, NoDraftPolicy, Policy, SyncPolicy, TreePolicy
-from edge.window import Timing
+from edge.session import Timing
 from link.config import BrokerConfig, Section, named_by_section
 from protocol.errors import ConfigError
 from protocol.sampling import Sampling

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from edge.window import Request
+from edge.session import Request
 from protocol.errors import OutriderError
 from protocol.sampling import Sampling
 
@@ -31,17 +31,20 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
     epoch: int | None = None
+    owner: str = ""
     ids: list[int] = []
     end: str = ""
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A session as its journal tells it. end: the finish reason, or "" for one that is not complete."""
+    """A session as its journal tells it. end: the finish reason, or "" for one that is not complete; owner: its latest
+    verifier."""
 
     request: Request
     committed: list[int]
     epoch: int
     end: str
+    owner: str = ""
 
 
 class SessionJournal:
@@ -53,8 +56,9 @@ class SessionJournal:
         self.path = path
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (lives as long as the session)
 
-    def epoch(self, epoch: int) -> None:
-        self._write(_Line(epoch=epoch))
+    def epoch(self, epoch: int, owner: str = "") -> None:
+        """owner: the verifier that has the session in this epoch, once it is known."""
+        self._write(_Line(epoch=epoch, owner=owner))
 
     def commit(self, ids: Sequence[int]) -> None:
         self._write(_Line(ids=list(ids)))
@@ -129,7 +133,7 @@ def read(path: Path) -> Entry | None:
     except (IndexError, ValueError, msgspec.MsgspecError, OutriderError):
         return None
     committed: list[int] = []
-    epoch, end = 0, ""
+    epoch, end, owner = 0, "", ""
     for raw in lines[1:]:
         try:
             line = msgspec.json.decode(raw, type=_Line)
@@ -138,7 +142,8 @@ def read(path: Path) -> Entry | None:
         committed.extend(line.ids)
         epoch = line.epoch if line.epoch is not None else epoch
         end = line.end or end
-    return Entry(request, committed, epoch, end)
+        owner = line.owner or owner
+    return Entry(request, committed, epoch, end, owner)
 
 
 def _request_of(header: _Header) -> Request:

@@ -15,7 +15,8 @@ from typing import Protocol
 from edge.drafters.base import Drafter
 from edge.journal import SessionJournal
 from edge.policy import Policy
-from edge.window import Send, Window
+from edge.session import Send
+from edge.window import Window
 from protocol.errors import ModelError
 from protocol.messages import AnyMessage
 from protocol.tree import Node
@@ -56,7 +57,7 @@ class SessionRun:
         self._unread: list[int] = []
         self._text_row: object = None
         self._delivered = len(window.committed)
-        self._epoch = -1
+        self._term = (-1, "")
         self._over = False
         self.passes = 0
 
@@ -99,9 +100,9 @@ class SessionRun:
     def _act(self) -> None:
         """Carry out what the window decided: journal before the application sees it, then the messages."""
         window = self.window
-        if window.epoch != self._epoch:
-            self._epoch = window.epoch
-            self._record(lambda journal: journal.epoch(window.epoch))
+        if (window.epoch, window.verifier) != self._term:
+            self._term = (window.epoch, window.verifier)
+            self._record(lambda journal: journal.epoch(*self._term))
         fresh = window.committed[self._delivered :] if window.frontier - window.prompt_len > self._delivered else []
         if fresh:
             self._delivered += len(fresh)

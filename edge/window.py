@@ -5,12 +5,11 @@ own timers, and opens again elsewhere when the owner falls silent.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from math import inf
 
 from edge.cadence import Cadence
+from edge.session import Guess, Request, Send, Tally, Timing
 from protocol import topics
 from protocol.errors import SessionError
 from protocol.messages import (
@@ -26,80 +25,8 @@ from protocol.messages import (
     Resync,
     VerifierState,
 )
-from protocol.sampling import Sampling
 from protocol.text import Ids, extend_hash, owner_hash, prefix_hashes
 from protocol.tree import DraftTree, Node, deltas_of
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What an application asks for. session: random, 64 bits; prompt: ids, at least one; patience_s: 0 never waits."""
-
-    session: int
-    target: str
-    prompt: tuple[int, ...]
-    sampling: Sampling
-    max_tokens: int
-    stop_ids: tuple[int, ...] = ()
-    patience_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Seconds. open_s: until an unanswered open is repeated with the next epoch; repair_s: until a silent owner is
-    asked; silence_s: until it is left; acknowledge_s: until new text is acknowledged where no draft does it;
-    unserved_s: until an open that found no verifier is repeated; retry_most_s: the longest back-off after refusals;
-    draft_expiry_s: how long a broker may keep a draft.
-    """
-
-    open_s: float = 4.0
-    repair_s: float = 1.0
-    silence_s: float = 6.0
-    acknowledge_s: float = 0.5
-    draft_expiry_s: int = 2
-    unserved_s: float = 2.0
-    retry_most_s: float = 15.0
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """A message to publish."""
-
-    topic: str
-    message: AnyMessage
-    qos: int = 0
-    expiry_s: int | None = None
-
-
-@dataclass(slots=True)
-class Guess:
-    """What the board remembers of a node. path: the product of the drafter's probabilities from the root's child on;
-    row, candidates: set once the drafter has evaluated the node; seq: the draft that carried it, or None.
-    """
-
-    path: float = 1.0
-    row: object = None
-    candidates: list | None = None
-    seq: int | None = None
-
-
-@dataclass(slots=True)
-class Tally:
-    """What a session did: messages by kind, and tokens.
-
-    guessed: committed tokens that the board had guessed; missed: those where all its guesses were wrong. What is in
-    neither came before there was a guess.
-    """
-
-    commits: int = 0
-    committed: int = 0
-    guessed: int = 0
-    missed: int = 0
-    drafts: int = 0
-    drafted: int = 0
-    opens: int = 0
-    ignored: Counter[str] = field(default_factory=Counter)
-
 
 MAX_FRUITLESS_OPENS = 8
 LEAST_PROBABILITY = 1e-6
@@ -120,7 +47,9 @@ class Window:
         now: float,
         committed: Sequence[int] = (),
         epoch: int = 0,
+        former: str = "",
     ) -> None:
+        """former: the verifier that had the session before a restart: asked first, since it may still have the KV."""
         self.device, self.request, self.timing, self.epoch = device, request, timing, epoch
         self.text = [*request.prompt, *committed]
         self.prompt_len = len(request.prompt)
@@ -136,6 +65,7 @@ class Window:
         self.advice: int | None = None
         self.alone = False
         self._hashes: list[int] = []
+        self._former = former
         self._handle = -1
         self._link_up = True
         self._opened_sent = False
@@ -264,7 +194,11 @@ class Window:
 
     def unserved(self, now: float) -> None:
         """The broker found no verifier for our open."""
-        if not self.owned and not self.done:
+        if self._former:
+            self._former = ""
+            self._opened_sent = False
+            self._open_at = now
+        elif not self.owned and not self.done:
             self.problem = f"no verifier serves {self.request.target} at this broker"
             self._opened_sent = False  # nobody has it, so the epoch is still unused
             self._open_at = now + self.timing.unserved_s
@@ -276,6 +210,7 @@ class Window:
         if not self.owned:
             if now >= self._open_at:
                 if self._opened_sent:
+                    self._former = ""
                     self.epoch += 1
                     self.problem = self.problem or f"no verifier of {self.request.target} has answered"
                 self._open(now)
@@ -315,7 +250,7 @@ class Window:
                 where=f"session {self.request.session:016x}",
                 remedy="The text can be resumed from its journal",
             )
-            self._handle, self.verifier = -1, ""
+            self._handle, self.verifier, self._former = -1, "", ""
 
     def take(self) -> list[Send]:
         """The messages to publish since the last call."""
@@ -449,9 +384,10 @@ class Window:
             request.stop_ids,
             None if request.patience_s == inf else round(request.patience_s * 1000),
         )
-        self._outbox.append(Send(topics.open_topic(self.device, request.target), message, qos=1))
+        topic = topics.open_topic(self.device, self._former or request.target)
+        self._outbox.append(Send(topic, message, qos=1))
         self._opened_sent = True
-        self._open_at = now + self.timing.open_s
+        self._open_at = now + (self.timing.open_s / 2 if self._former else self.timing.open_s)
         self.tally.opens += 1
 
     def _reopen(self, now: float, why: str, retry_s: float | None = None) -> None:

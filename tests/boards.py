@@ -14,7 +14,7 @@ from cloud.scheduler import Scheduler
 from cloud.verifier import Bounds, Verifier
 from edge.board import Board
 from edge.config import DeviceConfig, DrafterConfig, DraftingConfig, EdgeConfig, TimingConfig
-from edge.window import Request
+from edge.session import Request
 from link.config import BrokerConfig
 from protocol.sampling import Sampling
 from tests.toys import TARGET, ToyDrafter, ToyEngine

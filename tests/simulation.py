@@ -11,7 +11,8 @@ from cloud.scheduler import Scheduler
 from cloud.verifier import Bounds, Verifier
 from edge.policy import ChainPolicy, Policy
 from edge.runtime import SessionRun
-from edge.window import Request, Send, Timing, Window
+from edge.session import Request, Send, Timing
+from edge.window import Window
 from protocol import topics
 from protocol.messages import AnyMessage, VerifierState, decode, encode
 from protocol.sampling import Sampling

@@ -16,9 +16,11 @@ LIMITS = Limits(draft_rows=6, ahead=8, context=40, vocab_size=100)
 PROMPT = (11, 12, 13)
 
 
-def ledger(*, patience_ms: int | None = 0, max_tokens: int = 20, stop_ids=(), committed=()) -> Ledger:
+def ledger(
+    *, quiet_s: float = inf, patience_ms: int | None = 0, max_tokens: int = 20, stop_ids=(), committed=()
+) -> Ledger:
     opened = Open(5, 1, "t", 3, Ids(PROMPT + tuple(committed)), Sampling(), max_tokens, stop_ids, patience_ms)
-    return Ledger("a.b", opened, verifier="v", handle=0, key=1, limits=LIMITS, now=0.0)
+    return Ledger("a.b", opened, verifier="v", handle=0, key=1, limits=LIMITS, now=0.0, quiet_s=quiet_s)
 
 
 def draft(text, ids, *, have=None, parents=None, seq=1) -> Draft:
@@ -129,6 +131,16 @@ def test_patience():
     assert waiting.due_at() == inf
     waiting.graft(draft(PROMPT, [1]), 0.5)
     assert waiting.due_at() == 0.0
+
+
+def test_a_device_that_is_gone_gets_no_more_steps_until_it_is_heard_again():
+    session = ledger(quiet_s=2.5)
+    session.commit([1], 2.4)
+    assert session.due_at() == 2.4
+    session.commit([1], 2.5)
+    assert session.due_at() == inf
+    session.heard(3, None, 3.0)
+    assert session.due_at() == 2.5
 
 
 def test_nobody_waits_for_a_draft_of_the_last_token():

@@ -12,7 +12,8 @@ from cloud.scheduler import Scheduler
 from cloud.verifier import Bounds, Verifier
 from edge.policy import ChainPolicy
 from edge.runtime import SessionRun
-from edge.window import Request, Timing, Window
+from edge.session import Request, Timing
+from edge.window import Window
 from protocol import topics
 from protocol.errors import ModelError
 from protocol.messages import (

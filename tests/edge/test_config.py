@@ -8,7 +8,7 @@ import pytest
 
 from edge.config import EdgeConfig
 from edge.policy import ChainPolicy, NoDraftPolicy, SyncPolicy, TreePolicy
-from edge.window import Timing
+from edge.session import Timing
 from link.config import load
 from protocol.errors import ConfigError
 

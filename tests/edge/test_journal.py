@@ -15,7 +15,8 @@ import pytest
 from edge.journal import Entry, Journal
 from edge.policy import ChainPolicy
 from edge.runtime import SessionRun
-from edge.window import Request, Timing, Window
+from edge.session import Request, Timing
+from edge.window import Window
 from protocol.messages import Commit, Limits, Opened
 from protocol.sampling import Sampling
 from protocol.text import Ids, owner_hash, prefix_hashes
@@ -39,11 +40,12 @@ def test_a_session_is_found_again_as_it_was(tmp_path):
     file = journal.begin(request(patience_s=0.25))
     file.epoch(0)
     file.commit([1, 2])
+    file.epoch(3, "v1")
     file.epoch(3)
     file.commit([60])
     file.close()
     entry = only(Journal(tmp_path))
-    assert (entry.request, entry.committed, entry.epoch, entry.end) == (request(patience_s=0.25), [1, 2, 60], 3, "")
+    assert entry == Entry(request(patience_s=0.25), [1, 2, 60], 3, "", "v1")
     assert Journal(tmp_path).unfinished() == [entry]
 
 
@@ -154,7 +156,7 @@ class FullDisk:
         self.path = Path("full.jsonl")
         self.left = commits
 
-    def epoch(self, epoch: int) -> None:
+    def epoch(self, epoch: int, owner: str = "") -> None:
         pass
 
     def commit(self, ids) -> None:

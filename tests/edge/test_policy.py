@@ -8,7 +8,8 @@ import pytest
 
 from edge.drafters.base import Candidate
 from edge.policy import ChainPolicy, NoDraftPolicy, SyncPolicy, TreePolicy
-from edge.window import Request, Timing, Window
+from edge.session import Request, Timing
+from edge.window import Window
 from protocol.messages import Commit, Limits, Opened
 from protocol.sampling import Sampling
 from protocol.text import Ids, owner_hash, prefix_hashes

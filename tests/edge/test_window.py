@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloud.ledger import Ledger
-from edge.window import MAX_FRUITLESS_OPENS, Request, Timing, Window, spanning
+from edge.session import Request, Timing
+from edge.window import MAX_FRUITLESS_OPENS, Window, spanning
+from protocol import topics
 from protocol.errors import WireError
 from protocol.messages import (
     Close,
@@ -777,3 +779,26 @@ def test_drafts_give_the_verifier_exactly_the_windows_tree(operations, trees):
     assert session.text == ledger.text
     assert ids_of(session.tree) == ids_of(ledger.tree)
     assert session.unsent() == []
+
+
+def test_after_a_restart_the_former_owner_is_asked_first_and_the_share_where_it_is_gone():
+    """> open to v; the broker: nobody subscribes. > open to the target, in the same epoch."""
+    session = window(committed=[1, 2], epoch=1, former="v")
+    session.tick(0.0)
+    (first,) = session.take()
+    assert first.topic == topics.open_topic("a.b", "v") and first.message.epoch == 1
+    session.unserved(0.1)
+    session.tick(0.1)
+    (second,) = session.take()
+    assert second.topic == topics.open_topic("a.b", "t") and second.message.epoch == 1
+
+
+def test_a_former_owner_that_does_not_answer_is_not_waited_for_long():
+    """> open to v; silence. > open to the target, in the next epoch."""
+    session = window(committed=[1, 2], epoch=1, former="v")
+    session.tick(0.0)
+    session.take()
+    assert session.wake_at() < TIMING.open_s
+    session.tick(session.wake_at())
+    (second,) = session.take()
+    assert second.topic == topics.open_topic("a.b", "t") and second.message.epoch == 2

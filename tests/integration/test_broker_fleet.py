@@ -20,7 +20,7 @@ from cloud.engines.base import Outcome, Plan
 from cloud.gateway import Gateway
 from edge.board import Board, Stream
 from edge.policy import NoDraftPolicy
-from edge.window import Request
+from edge.session import Request
 from link.mqtt import MqttLink
 from protocol import topics
 from protocol.errors import SessionError

@@ -14,8 +14,8 @@ import click
 from edge.board import Board
 from edge.config import EdgeConfig
 from edge.loading import load_drafter, load_text
+from edge.session import Request
 from edge.text import Text
-from edge.window import Request
 from tools.demo.modes import MODES, PROMPTS, board_config
 
 TARGET_WAIT_S = 30.0
