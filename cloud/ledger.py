@@ -180,7 +180,7 @@ class Ledger:
         hash = self.hash_at(base)
         assert hash is not None
         self.told_at = now
-        moved = abs(step_us - self._told_step_us) > self._told_step_us * 0.15
+        moved = abs(step_us - self._told_step_us) > self._told_step_us * 0.25
         if moved:
             self._told_step_us = step_us
         advised = advice if advice != self._told_advice else None

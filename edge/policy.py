@@ -42,14 +42,15 @@ def gathered_send_at(window: Window, now: float, lookahead: int) -> float:
     unsent = window.unsent()
     if not unsent:
         return inf
+    under_way = window.in_flight()
+    if under_way and unsent[0].note.path < WORTH_A_MESSAGE:
+        return inf
     if not window.request.patience_s:
         return window.cadence.departure(now)
-    if not window.in_flight():
+    if not under_way:
         tip = unsent[-1]
         enough = len(unsent) >= min(FIRST_GUESSES, lookahead) or tip.note.path < UNSURE or not window.can_guess(tip)
         return now if enough else inf
-    if unsent[0].note.path < WORTH_A_MESSAGE:
-        return inf
     return window.cadence.sent_at + GATHERED_SHARE * window.cadence.step_s
 
 
