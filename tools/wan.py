@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Literal, TypeVar
@@ -160,7 +161,8 @@ class _Half(asyncio.Protocol):
                 self._held -= len(data)
                 out.write(data)
             else:
-                out.write_eof()
+                with suppress(OSError):  # the far end has closed already
+                    out.write_eof()
                 self.twin._written_all = True
                 self.twin._close_if_done()
         self.gate()
