@@ -26,10 +26,10 @@ class Mode:
 
 
 MODES = {
-    "cloud": Mode("cloud alone, streaming", "none", 0.0),
-    "sync": Mode("synchronous drafts, 4 a round", "sync", inf),
-    "async": Mode("asynchronous, verifier waits", "chain", inf),
-    "never_wait": Mode("asynchronous, never waits", "chain", 0.0),
+    "cloud": Mode("cloud alone", "none", 0.0),
+    "sync": Mode("synchronous, 4 drafts", "sync", inf),
+    "async": Mode("verifier waits", "chain", inf),
+    "never_wait": Mode("never waits", "chain", 0.0),
     "tree": Mode("tree, never waits", "tree", 0.0),
 }
 
