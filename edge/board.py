@@ -138,7 +138,7 @@ class Board:
             return self._target
 
     def _await_target(self, timeout_s: float) -> VerifierState:
-        waited = 0.0
+        waited, said = 0.0, ""
         while True:
             try:
                 with self._lock:
@@ -151,6 +151,9 @@ class Board:
             except OutriderError as error:
                 if waited >= timeout_s or (waited > 1.0 and not isinstance(error, LinkError)):
                     raise
+                if waited > 1.0 and str(error) != said:
+                    said = str(error)
+                    log.warning("%s. Still looking", said)
             self._verifiers_changed.wait(0.1)
             self._verifiers_changed.clear()
             waited += 0.1

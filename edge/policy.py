@@ -43,7 +43,7 @@ def gathered_send_at(window: Window, now: float, lookahead: int) -> float:
     if not unsent:
         return inf
     under_way = window.in_flight()
-    if under_way and unsent[0].note.path < WORTH_A_MESSAGE:
+    if under_way and max(node.note.path for node in unsent) < WORTH_A_MESSAGE:
         return inf
     if not window.request.patience_s:
         return window.cadence.departure(now)
