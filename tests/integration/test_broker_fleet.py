@@ -175,9 +175,12 @@ def test_several_boards_share_one_verifier(fleet):
     ]
     for stream, sampling in zip(streams, samplings, strict=True):
         assert read(stream) == plain_decode(PROMPT, sampling, 60)
-    assert gateway.verifier.tally.committed == 8 * 60
-    assert gateway.verifier.tally.steps < 8 * 60 / 2, "sessions do not share steps"
-    assert not gateway.verifier.tally.errors
+    tally = gateway.verifier.tally
+    assert tally.committed == 8 * 60
+    # A session in a step draws exactly one token that nobody had guessed, so alone each would take this many steps.
+    alone = tally.committed - tally.guessed
+    assert tally.steps < 0.8 * alone, "sessions do not share steps"
+    assert not tally.errors
 
 
 def test_a_second_session_of_a_board_streams_without_the_drafter(fleet):
