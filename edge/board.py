@@ -220,6 +220,11 @@ class Board:
         ending = user is not None and user.window.done
         return self._drafter_free.acquire(timeout=GIVE_BACK_S if ending else 0)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a session's thread is still at work; its text may already be complete."""
+        return bool(self._now_running())
+
     # -- the link's thread ----------------------------------------------------------------------------------------
 
     def _publish(self, send: Send) -> None:

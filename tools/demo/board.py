@@ -52,6 +52,8 @@ def play(board: Board, text: Text, mode: str, prompt: str, seed: int, *, max_tok
         if not quiet:
             tell(event="piece", mode=mode, text=pieces.push(fresh))
     after = board.link.counters()
+    while board.busy:  # the boards of all modes take turns with one drafter
+        time.sleep(0.005)
     assert stream.run is not None
     tally = stream.run.window.tally
     if not quiet:
