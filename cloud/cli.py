@@ -8,7 +8,6 @@ import secrets
 import signal
 import sys
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import click
@@ -16,10 +15,11 @@ from rich.console import Console
 from rich.table import Table
 
 from cloud.config import CloudConfig
+from link.command import CommandGroup, package_version
 from link.config import BrokerConfig, load
 from link.mqtt import MqttLink
 from protocol import topics
-from protocol.errors import OutriderError, WireError
+from protocol.errors import WireError
 from protocol.messages import VerifierState, decode
 
 log = logging.getLogger(__name__)
@@ -29,25 +29,7 @@ SWITCH_S = 0.0005  # a message that arrives beside a busy thread would wait ten 
 RETAINED_S = 1.0
 
 
-def package_version() -> str:
-    try:
-        return version("outrider")
-    except PackageNotFoundError:
-        return "0"
-
-
-class _Group(click.Group):
-    """Ends with an error's own exit code, its text on stderr."""
-
-    def invoke(self, ctx: click.Context) -> object:
-        try:
-            return super().invoke(ctx)
-        except OutriderError as error:
-            click.echo(f"outrider-cloud: {error}", err=True)
-            sys.exit(error.exit_code)
-
-
-@click.group(cls=_Group)
+@click.group(cls=CommandGroup, command="outrider-cloud")
 @click.option("-v", "--verbose", is_flag=True, help="Log every detail.")
 def main(verbose: bool) -> None:
     """The verifier: certifies the drafts of a fleet with one large model."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from queue import SimpleQueue
 
 import msgspec
@@ -19,6 +18,7 @@ from edge.session import Request, Send
 from edge.targets import choose_target
 from edge.window import Window
 from link.client import Will
+from link.command import package_version
 from link.mqtt import MqttLink
 from protocol import topics
 from protocol.errors import LinkError, OutriderError, SessionError, WireError
@@ -278,8 +278,6 @@ class Board:
 
     def _state(self) -> DeviceState:
         info = self.drafter.info
-        try:
-            package = version("outrider")
-        except PackageNotFoundError:
-            package = "0"
-        return DeviceState("online", package, info.name, info.weights_digest, info.tokenizer_digest, info.compute)
+        return DeviceState(
+            "online", package_version(), info.name, info.weights_digest, info.tokenizer_digest, info.compute
+        )

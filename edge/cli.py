@@ -24,8 +24,8 @@ from edge.config import EdgeConfig
 from edge.loading import load_drafter, load_text
 from edge.session import Request
 from edge.text import Text
+from link.command import CommandGroup
 from link.config import load
-from protocol.errors import OutriderError
 
 log = logging.getLogger(__name__)
 
@@ -42,18 +42,7 @@ config_option = click.option(
 )
 
 
-class _Group(click.Group):
-    """Ends with an error's own exit code, its text on stderr."""
-
-    def invoke(self, ctx: click.Context) -> object:
-        try:
-            return super().invoke(ctx)
-        except OutriderError as error:
-            click.echo(f"outrider-edge: {error}", err=True)
-            sys.exit(error.exit_code)
-
-
-@click.group(cls=_Group)
+@click.group(cls=CommandGroup, command="outrider-edge")
 @click.option("-v", "--verbose", is_flag=True, help="Log every detail.")
 def main(verbose: bool) -> None:
     """A board: drafts ahead, shows what the verifier has certified."""
