@@ -62,18 +62,38 @@ def new_client(config: BrokerConfig, client_id: str, will: Will | None, tls: ssl
     client.on_socket_open = _tune
     limits = Properties(PacketTypes.CONNECT)
     limits.MaximumPacketSize = config.max_packet_bytes
+    if config.topic_aliases:
+        limits.TopicAliasMaximum = config.topic_aliases
     client.connect_async(config.host, config.port, config.keepalive_s, clean_start=True, properties=limits)
     return client
 
 
-@lru_cache(maxsize=256)
-def expiry(seconds: int | None) -> Properties | None:
-    """Publish properties for a message that lives so long. Cached: making them costs more than sending them."""
-    if seconds is None:
+class PackedProperties(Properties):
+    """Properties as bytes: paho packs them anew for every message, which takes as long as sending it."""
+
+    _packed: bytes
+
+    def __init__(self, properties: Properties) -> None:
+        object.__setattr__(self, "_packed", properties.pack())  # past paho, which allows no names but its own
+
+    def pack(self) -> bytes:
+        return self._packed
+
+    def __str__(self) -> str:
+        return self.pack().hex()
+
+
+@lru_cache(maxsize=4096)
+def publish_properties(expiry_s: int | None, alias: int | None = None) -> Properties | None:
+    """What a PUBLISH says beside its payload: seconds that the broker may keep it, and its topic's alias."""
+    if expiry_s is None and alias is None:
         return None
     properties = Properties(PacketTypes.PUBLISH)
-    properties.MessageExpiryInterval = seconds
-    return properties
+    if expiry_s is not None:
+        properties.MessageExpiryInterval = expiry_s
+    if alias is not None:
+        properties.TopicAlias = alias
+    return PackedProperties(properties)
 
 
 def password(config: BrokerConfig) -> str | None:

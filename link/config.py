@@ -56,6 +56,8 @@ class BrokerConfig(Section, frozen=True):
     max_packet_bytes: largest packet either way, lowered to what the broker announces.
     max_queued_messages, max_queued_bytes: what may wait at QoS 1; backlog_bytes: what may wait at QoS 0 for a socket
     that is full. When one overflows, its oldest message is dropped.
+    topic_aliases: topics that the broker may shorten in what it sends; 0 where it cannot be trusted with that, as
+    rumqttd, which binds an alias to a subscription with wildcards, so that messages arrive under each other's topics.
     """
 
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
@@ -71,6 +73,7 @@ class BrokerConfig(Section, frozen=True):
     max_queued_messages: Annotated[int, Meta(ge=1)] = 256
     max_queued_bytes: Annotated[int, Meta(ge=1024)] = 8 << 20
     backlog_bytes: Annotated[int, Meta(ge=1024)] = 128 << 10
+    topic_aliases: Annotated[int, Meta(ge=0, le=65535)] = 0
 
     def __post_init__(self) -> None:
         if self.password_file is not None and self.username is None:

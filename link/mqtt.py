@@ -14,12 +14,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paho.mqtt import client as paho
+from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
+from link.aliases import AliasedTopics, Aliases
 from link.backoff import Backoff
-from link.client import Will, expiry, explain, new_client, password, remedy, tls_context
+from link.client import Will, explain, new_client, password, publish_properties, remedy, tls_context
 from link.config import BrokerConfig
 from link.outbox import EXPIRED, PACKET_TOO_LARGE, QUOTA_EXCEEDED, Message, Queue, Retained, Window
 from protocol.errors import ConfigError, LinkError, WireError
@@ -82,6 +84,8 @@ class MqttLink:
         self._outbox = Queue(config.max_queued_messages, config.max_queued_bytes)
         self._backlog = Queue(config.max_queued_messages * 16, config.backlog_bytes)
         self._window = Window()
+        self._aliases = Aliases()  # of this connection, as all of MQTT's
+        self._aliased = AliasedTopics()
         self._counters = Counters()
         self._events: list[tuple[Callable[..., None], Any, Any]] = []
         self._client: paho.Client | None = None
@@ -125,7 +129,8 @@ class MqttLink:
 
         QoS 0: dropped while there is no connection; while the socket is full it waits in a short backlog.
         QoS 1: waits, in order, until the broker acknowledges it, across connections (so it can arrive twice).
-        A queue that overflows drops its oldest message; a message that waits longer than expiry_s is dropped.
+        A queue that overflows drops its oldest message; a message that waits longer than expiry_s is dropped. The
+        broker is told of expiry_s only where it may keep the message: at QoS 1, or retained.
         Raises WireError for a topic that cannot be published to.
         """
         if not topic or len(topic) > 65535 or any(c in topic for c in "+#\0"):
@@ -225,13 +230,23 @@ class MqttLink:
             elif message.size > self._packet_limit:
                 self._give_up(message, PACKET_TOO_LARGE)
             else:
-                info = client.publish(message.topic, message.payload, message.qos, message.retain, expiry(left))
+                info = self._send(client, message, left)
                 if message.qos:
                     self._window.sent(info.mid, message)
                 self._counters.sent += 1
                 self._counters.bytes_sent += len(message.payload)
         if threading.current_thread() is not self._thread:
             self._wake()  # so that the loop waits for the socket to take the rest
+
+    def _send(self, client: paho.Client, message: Message, left: int | None) -> paho.MQTTMessageInfo:
+        """At QoS 0 as short as MQTT allows. What may be sent again, on another connection, goes with its full topic."""
+        topic, alias = message.topic, None
+        if not message.qos:
+            topic, alias = self._aliases.shorten(topic)
+            if not message.retain:
+                left = None
+        properties = publish_properties(left, alias)
+        return client.publish(topic, message.payload, message.qos, message.retain, properties)
 
     def _send_subscriptions(self, client: paho.Client, subscriptions: dict[str, int]) -> None:
         _, packet_id = client.subscribe([(name, SubscribeOptions(qos=qos)) for name, qos in subscriptions.items()])
@@ -291,6 +306,7 @@ class MqttLink:
         client.on_disconnect = self._disconnected
         client.on_message = self._received
         client.on_publish = self._acknowledged
+        self._aliased = AliasedTopics(self._config.topic_aliases)
         client.reconnect()  # blocks this thread alone: nobody else has the client yet
         sock: Any = client.socket()
         with self._lock:
@@ -349,6 +365,7 @@ class MqttLink:
             self._outbox.put_back(self._window.close())
             self._counters.dropped += len(self._backlog.clear())
             self._granting.clear()
+            self._aliases = Aliases()
             self._packet_limit = self._config.max_packet_bytes
             self._retained.disconnected()
             self.failure = failure
@@ -377,6 +394,7 @@ class MqttLink:
             self._lost = self._failure(f"the broker refused this client: {reason}", remedy(reason))
             return
         self._window.open(getattr(properties, "ReceiveMaximum", 65535))
+        self._aliases = Aliases(getattr(properties, "TopicAliasMaximum", 0))
         self._packet_limit = min(self._packet_limit, getattr(properties, "MaximumPacketSize", self._packet_limit))
         if self._subscriptions:
             self._send_subscriptions(client, self._subscriptions)
@@ -416,9 +434,13 @@ class MqttLink:
     def _received(self, client: paho.Client, _: Any, message: paho.MQTTMessage) -> None:
         self._counters.received += 1
         self._counters.bytes_received += len(message.payload)
-        try:
-            topic = message.topic
+        try:  # paho leaves aliases as they come
+            topic = self._aliased.resolve(message.topic, getattr(message.properties, "TopicAlias", None))
         except UnicodeDecodeError:
+            return
+        except WireError as error:
+            self._lost = self._failure(error.what, "Set `topic_aliases = 0` in [broker].")
+            client.disconnect(ReasonCode(PacketTypes.DISCONNECT, "Topic alias invalid"))
             return
         self._notify(self._on_message, topic, bytes(message.payload))
 

@@ -34,8 +34,8 @@ class Message:
 
     @property
     def size(self) -> int:
-        """Bytes on the wire at most: fixed header, topic, packet id, message expiry, payload."""
-        return 5 + 2 + len(self.topic.encode()) + 2 + 6 + len(self.payload)
+        """Bytes on the wire at most: fixed header, topic, packet id or topic alias, message expiry, payload."""
+        return 5 + 2 + len(self.topic.encode()) + 3 + 6 + len(self.payload)
 
 
 class Queue:
