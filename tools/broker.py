@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import datetime, timedelta, timezone
+from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
 
@@ -19,6 +21,7 @@ from protocol.errors import OutriderError
 log = logging.getLogger(__name__)
 
 KINDS = ("mosquitto", "iotcore")
+CA = "ca.pem"
 
 # What the tests of `tests/tools/test_broker.py` found missing, and what it means here.
 LACKS: dict[str, dict[str, str]] = {
@@ -33,6 +36,7 @@ LACKS: dict[str, dict[str, str]] = {
 
 MOSQUITTO_CONF = """\
 listener {port} 127.0.0.1
+max_topic_alias {topic_aliases}
 set_tcp_nodelay true
 persistence false
 max_queued_messages 1000
@@ -41,6 +45,7 @@ log_dest stderr
 log_type error
 log_type warning
 {access}
+{tls}
 """
 
 # rumqttd's own format.
@@ -78,13 +83,15 @@ def available() -> list[str]:
 class Broker:
     """One broker process on loopback; use as a context manager, or call `stop`.
 
-    host, port: where it listens; kind: which broker it is; pid: of its process.
+    host, port: where it listens; kind: which broker it is; pid: of its process; ca: PEM file of the authority that its
+    certificate is from, None without TLS.
     """
 
     host = "127.0.0.1"
 
     def __init__(self, kind: str, port: int, process: subprocess.Popen[bytes], folder: str) -> None:
         self.kind, self.port = kind, port
+        self.ca = ca if (ca := Path(folder, CA)).exists() else None
         self._process, self._folder = process, folder
 
     @classmethod
@@ -94,15 +101,18 @@ class Broker:
         *,
         kind: str | None = None,
         password: tuple[str, str] | None = None,
+        tls: bool = False,
         receive_maximum: int = 64,
+        topic_aliases: int = 1000,
         timeout_s: float = 10.0,
     ) -> Broker:
         """Start a broker and return once it accepts connections.
 
         port: 0 takes a free one; kind: one of KINDS, when None the environment's OUTRIDER_BROKER or the best available;
-        password: the only user and password it admits, anybody when None; receive_maximum: QoS 1 messages that it
-        takes, and sends, at a time.
-        Raises OutriderError when there is no broker, or it does not start.
+        password: the only user and password it admits, anybody when None; tls: with a certificate of its own for
+        127.0.0.1 and localhost, instead of plain TCP; receive_maximum: QoS 1 messages that it takes, and sends, at a
+        time; topic_aliases: that it grants each client; iotcore grants 4096 in any case, and is not used with TLS here.
+        Raises OutriderError when there is no broker, no TLS with it, or it does not start.
         """
         kind = kind or os.environ.get("OUTRIDER_BROKER") or next(iter(available()), None)
         if kind not in available():
@@ -113,11 +123,15 @@ class Broker:
             )
         if lacks := LACKS[kind]:
             log.warning("broker %s lacks: %s", kind, "; ".join(f"{name} ({what})" for name, what in lacks.items()))
+        if tls and kind != "mosquitto":
+            raise OutriderError(f"no TLS with {kind}", where="broker", remedy="Install mosquitto.")
         port = port or free_port()
         _check_free(port)
         folder = tempfile.mkdtemp(prefix="outrider-broker-")
-        start = _mosquitto if kind == "mosquitto" else _iotcore
-        command = start(Path(folder), port, password, receive_maximum)
+        if kind == "mosquitto":
+            command = _mosquitto(Path(folder), port, password, tls, receive_maximum, topic_aliases)
+        else:
+            command = _iotcore(Path(folder), port, password, receive_maximum)
         with open(Path(folder, "log"), "wb") as output:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         broker = cls(kind, port, process, folder)
@@ -183,7 +197,9 @@ def free_port() -> int:
         return port
 
 
-def _mosquitto(folder: Path, port: int, password: tuple[str, str] | None, receive_maximum: int) -> list[str]:
+def _mosquitto(
+    folder: Path, port: int, password: tuple[str, str] | None, tls: bool, receive_maximum: int, topic_aliases: int
+) -> list[str]:
     program = find_mosquitto()
     assert program is not None
     access = "allow_anonymous true"
@@ -197,8 +213,66 @@ def _mosquitto(folder: Path, port: int, password: tuple[str, str] | None, receiv
     if os.geteuid() == 0:
         access += "\nuser root"  # so that it can read its files here
     conf = folder / "mosquitto.conf"
-    conf.write_text(MOSQUITTO_CONF.format(port=port, receive_maximum=receive_maximum, access=access))
+    text = MOSQUITTO_CONF.format(
+        port=port,
+        receive_maximum=receive_maximum,
+        topic_aliases=topic_aliases,
+        access=access,
+        tls=_certify(folder) if tls else "",
+    )
+    conf.write_text(text)
     return [program, "-c", str(conf)]
+
+
+def _certify(folder: Path) -> str:
+    """Make an authority and, from it, a certificate for loopback; the lines of mosquitto.conf that use it."""
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.x509.oid import NameOID
+    except ImportError as error:
+        raise OutriderError(
+            f"no certificate for the broker: {error}", where="broker", remedy="`pip install cryptography`."
+        ) from None
+
+    now = datetime.now(timezone.utc)
+    ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Outrider test authority")])
+
+    def certificate(
+        name: x509.Name, public_key: ec.EllipticCurvePublicKey, extensions: list[x509.ExtensionType]
+    ) -> bytes:
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(ca_name)
+            .public_key(public_key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(hours=1))
+            .not_valid_after(now + timedelta(days=2))
+        )
+        for extension in extensions:
+            builder = builder.add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
+        return builder.sign(ca_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    ca_id = x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key())
+    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ip_address(Broker.host))])
+    issued_by = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(ca_id)
+    ca_key_usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+    (folder / CA).write_bytes(
+        certificate(ca_name, ca_key.public_key(), [x509.BasicConstraints(True, None), ca_id, ca_key_usage])
+    )
+    server = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    (folder / "cert.pem").write_bytes(
+        certificate(server, key.public_key(), [x509.BasicConstraints(False, None), names, issued_by])
+    )
+    private = folder / "key.pem"
+    private.touch(0o600)
+    private.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return f"certfile {folder}/cert.pem\nkeyfile {private}"
 
 
 def _iotcore(folder: Path, port: int, password: tuple[str, str] | None, receive_maximum: int) -> list[str]:

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
@@ -37,13 +37,25 @@ SEGMENT = 1448  # bytes that pass a bottleneck at a time
 
 @dataclass(slots=True)
 class Counters:
-    """up: from the listening side to the far end. late_ms: median lateness of releases."""
+    """up: from the listening side to the far end. late_ms: median lateness of releases.
+
+    Bytes are what TCP carries, MQTT and TLS and all, without the headers of TCP and IP; counted as they come in.
+    """
 
     connections: int = 0
     open: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
     late_ms: float = 0.0
+
+    def since(self, mark: Counters) -> Counters:
+        """What came after `mark` was read; `open` and `late_ms` as they are."""
+        return replace(
+            self,
+            connections=self.connections - mark.connections,
+            bytes_up=self.bytes_up - mark.bytes_up,
+            bytes_down=self.bytes_down - mark.bytes_down,
+        )
 
 
 class Direction:
@@ -292,7 +304,10 @@ class WanThread:
         return self.proxy.port
 
     def counters(self) -> Counters:
-        return self.proxy.counters()
+        async def read() -> Counters:
+            return self.proxy.counters()
+
+        return self._call(read()) if self._thread.is_alive() else self.proxy.counters()
 
     def set_outage(self, mode: Outage | None) -> None:
         self._call(self.proxy.set_outage(mode))
@@ -350,17 +365,22 @@ def parse_outage(text: str) -> tuple[float, float, Outage]:
 
 
 async def _serve(proxy: WanProxy, outages: Iterable[tuple[float, float, Outage]], as_json: bool) -> None:
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, lambda: _tell(proxy.counters(), as_json))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
     await proxy.start()
     for outage in outages:
         proxy.schedule_outage(*outage)
     host, port = proxy._listen[0], proxy.port
     click.echo(json.dumps({"listening": f"{host}:{port}"}) if as_json else f"listening on {host}:{port}")
-    ended = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
     await ended.wait()
-    counters = proxy.counters()
+    _tell(proxy.counters(), as_json)
     await proxy.stop()
+
+
+def _tell(counters: Counters, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(asdict(counters)))
     else:
@@ -378,12 +398,17 @@ async def _serve(proxy: WanProxy, outages: Iterable[tuple[float, float, Outage]]
 @click.option("--rate-kbit", type=click.FloatRange(min=0, min_open=True), help="Kilobits a second each way.")
 @click.option("--outage", multiple=True, metavar="START:DURATION[:cut]", help="Seconds from the start; repeatable.")
 @click.option("--seed", default=0, help="Of the jitter.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object at the start, one with the counters at the end.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object at the start, one each time it tells its counters."
+)
 def main(
     listen: str, to: str, rtt_ms: float, jitter_ms: float, rate_kbit: float | None, outage: tuple[str, ...],
     seed: int, as_json: bool,
 ) -> None:  # fmt: skip
-    """Forward TCP connections as over a long, slow or broken link."""
+    """Forward TCP connections as over a long, slow or broken link.
+
+    It tells its counters at the end, and at each SIGUSR1: the difference of two is what crossed the wire in between.
+    """
     proxy = WanProxy(
         parse_address(to),
         listen=parse_address(listen),
