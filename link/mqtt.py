@@ -365,7 +365,6 @@ class MqttLink:
             self._outbox.put_back(self._window.close())
             self._counters.dropped += len(self._backlog.clear())
             self._granting.clear()
-            self._aliases = Aliases()
             self._packet_limit = self._config.max_packet_bytes
             self._retained.disconnected()
             self.failure = failure

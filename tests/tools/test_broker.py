@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import queue
 import socket
+import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -253,6 +255,65 @@ def test_refuses_a_wrong_password(kind: str) -> None:
             assert answers.get(timeout=LIMIT_S) is welcome
             client.disconnect()
             client.loop_stop()
+
+
+def test_tls_with_a_certificate_for_loopback() -> None:
+    if "mosquitto" not in available():
+        pytest.skip("mosquitto is not installed")
+    pytest.importorskip("cryptography")
+    with Broker.start(kind="mosquitto", tls=True, password=("board", "secret")) as broker:
+        assert broker.ca is not None
+        for host in ("127.0.0.1", "localhost"):
+            answers: queue.Queue[bool] = queue.Queue()
+            client = paho.Client(CallbackAPIVersion.VERSION2, client_id="x", protocol=paho.MQTTv5)
+            client.username_pw_set("board", "secret")
+            client.tls_set_context(strict_context(broker.ca))
+            client.on_connect = lambda c, u, f, reason, p, answers=answers: answers.put(not reason.is_failure)
+            client.connect(host, broker.port)
+            client.loop_start()
+            assert answers.get(timeout=LIMIT_S)
+            client.disconnect()
+            client.loop_stop()
+        with pytest.raises(ssl.SSLCertVerificationError), socket.create_connection((broker.host, broker.port)) as sock:
+            ssl.create_default_context().wrap_socket(sock, server_hostname="localhost")
+    with Broker.start(kind="mosquitto") as plain:
+        assert plain.ca is None
+
+
+def strict_context(ca: Path) -> ssl.SSLContext:
+    """As Python 3.13 checks certificates by default: the authority's must say all that RFC 5280 asks of it."""
+    context = ssl.create_default_context(cafile=ca)
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    return context
+
+
+def test_tls_where_there_is_none_is_told() -> None:
+    if "iotcore" not in available():
+        pytest.skip("iotcore is not installed")
+    with pytest.raises(OutriderError, match="no TLS with iotcore"):
+        Broker.start(kind="iotcore", tls=True)
+
+
+def test_resolves_topic_aliases_and_rebinds_them(broker: Broker, peer: Callable[..., Peer]) -> None:
+    with unique("alias") as topic:
+        reader, writer = peer("reader").subscribe(f"{topic}/+", 0), peer("writer")
+        assert writer.limits.TopicAliasMaximum >= 10
+        for name in ("a", "", "b", "", "a"):
+            properties = Properties(PacketTypes.PUBLISH)
+            properties.TopicAlias = 10
+            writer.client.publish(f"{topic}/{name}" if name else "", b"", 0, properties=properties)
+        assert [reader.next().topic for _ in range(5)] == [f"{topic}/{name}" for name in "aabba"]
+
+
+@pytest.mark.parametrize("granted", [0, 3])
+def test_grants_as_many_topic_aliases_as_asked(granted: int) -> None:
+    if "mosquitto" not in available():
+        pytest.skip("mosquitto is not installed")
+    with Broker.start(kind="mosquitto", topic_aliases=granted) as broker:
+        client = Peer(broker, "any")
+        assert getattr(client.limits, "TopicAliasMaximum", 0) == granted
+        client.client.disconnect()
+        client.client.loop_stop()
 
 
 def test_a_taken_port_is_told(broker: Broker) -> None:

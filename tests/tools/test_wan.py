@@ -210,6 +210,38 @@ def test_command_line_tells_the_port_and_counts(echo: tuple[str, int]) -> None:
         process.wait()
 
 
+def test_bytes_are_counted_from_a_mark_on(echo: tuple[str, int]) -> None:
+    with WanThread(echo) as wan, connect(wan.port) as sock:
+        sock.sendall(bytes(1000))
+        receive(sock, 1000)
+        mark = wan.counters()
+        sock.sendall(bytes(70))
+        receive(sock, 70)
+        since = wan.counters().since(mark)
+        assert (since.connections, since.open, since.bytes_up, since.bytes_down) == (0, 1, 70, 70)
+    assert wan.counters().bytes_up == 1070
+
+
+def test_command_line_tells_its_counters_while_it_runs(echo: tuple[str, int]) -> None:
+    command = [sys.executable, "-m", "tools.wan", "--to", f"{echo[0]}:{echo[1]}", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        port = int(json.loads(process.stdout.readline())["listening"].rpartition(":")[2])
+        bytes_up = []
+        with connect(port) as sock:
+            for size in (10, 200, 3000):
+                sock.sendall(bytes(size))
+                receive(sock, size)
+                process.send_signal(signal.SIGUSR1)
+                bytes_up.append(json.loads(process.stdout.readline())["bytes_up"])
+        assert bytes_up == [10, 210, 3210]
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_a_port_that_is_taken_is_named(echo: tuple[str, int]) -> None:
     with pytest.raises(LinkError, match=f"127.0.0.1:{echo[1]}: cannot listen"):
         WanThread(echo, listen=echo).start()
