@@ -13,7 +13,7 @@ with noise of its own would propose it. The coupled drafter does so at least as 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -24,7 +24,7 @@ from cloud.engines.numerics import Numerics
 from cloud.engines.torch_engine import load as load_target
 from edge.drafters.manifest import Manifest
 from edge.drafters.manifest import read as read_manifest
-from edge.drafters.onnx import PREFILL_ROWS, OnnxDrafter, Row
+from edge.drafters.onnx import OnnxDrafter
 from edge.text import Text
 from protocol.errors import ConfigError, ModelError
 from protocol.sampling import Sampling, rank
@@ -49,26 +49,17 @@ def trace_text(
     Raises ModelError where the text does not fit the drafter's context.
     """
     draft_ids, draft_p, p_target = [], [], []
-    for row, written in zip(_rows_before(drafter, ids, target), target, strict=True):
+    row = drafter.prefill(ids)
+    for written in target:
         # All that may be drawn, in the order of `candidates`: the target's id can be anywhere in it.
         ranked, p = rank(drafter.logits(row), row.position + 1, sampling, drafter.info.vocab_size)
         draft_ids.append(tuple(ranked[:num_candidates].tolist()))
         draft_p.append(tuple(p[:num_candidates].round(DECIMALS).tolist()))
         p_target.append(round(float(p[ranked == written].sum()), DECIMALS))
+        # A row a pass, as a board drafts: 4-bit kernels for one row and for more give other probabilities.
+        (row,) = drafter.extend([(written, row)])
+        drafter.keep([row])
     return Trace(prompt, tuple(target), tuple(draft_ids), tuple(draft_p), tuple(p_target))
-
-
-def _rows_before(drafter: OnnxDrafter, ids: Sequence[int], target: Sequence[int]) -> Iterator[Row]:
-    """The row before each position of `target`, handed out while its logits are those of the latest pass."""
-    last = drafter.prefill(ids)
-    yield last
-    inner = target[:-1]
-    for start in range(0, len(inner), PREFILL_ROWS):
-        chain = [(id, i - 1 if i else last) for i, id in enumerate(inner[start : start + PREFILL_ROWS])]
-        path = drafter.extend(chain)
-        yield from path
-        drafter.keep(path)
-        last = path[-1]
 
 
 def read_pair(drafter: Path, target: Path) -> tuple[Manifest, Manifest]:
