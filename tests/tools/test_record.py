@@ -23,8 +23,8 @@ from tools import traces
 from tools.demo.reference import decode_alone
 from tools.twin.record import record, trace_text
 
-PROMPTS = ["What is 2+2?", "Say hello."]  # SmolLM2 ends its greedy answer to the first
-MAX_TOKENS = 14
+PROMPTS = ["What is the capital of France?", "Say hello."]  # SmolLM2 ends its greedy answer to the first
+MAX_TOKENS = 10
 SETTINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, top_p=0.95, seed=11)}
 PROSE = (
     "A drafter that runs on the board proposes a few tokens, and a large model in the cloud certifies them. "
@@ -76,6 +76,11 @@ def nth(sampling: Sampling, number: int) -> Sampling:
     return msgspec.structs.replace(sampling, seed=sampling.seed + number)
 
 
+def softmax(logits: np.ndarray) -> np.ndarray:
+    weights = np.exp(logits.astype(np.float64) - logits.max())
+    return weights / weights.sum()
+
+
 def token_by_token(
     drafter: OnnxDrafter, prompt: list[int], target: tuple[int, ...], sampling: Sampling, n: int
 ) -> list[list[Candidate]]:
@@ -120,13 +125,11 @@ def test_candidates_are_what_the_drafter_gives_token_by_token(smollm2, files, te
 def test_many_rows_at_once_would_have_proposed_nearly_the_same(drafter, text):
     """No candidate is off by a position: one pass over the whole text, which counts its positions itself, agrees."""
     prompt, target = chat(text, "?"), text.encode(PROSE)[:32]
-    trace = trace_text(drafter, "?", prompt, target, Sampling(), drafter.info.vocab_size)
+    trace = trace_text(drafter, "?", prompt, target, Sampling(), 8)
     root = drafter.prefill(prompt)
-    rows = drafter.extend([(id, i - 1 if i else root) for i, id in enumerate(target)])
-    for ids, p, row in zip(trace.draft_ids[1:], trace.draft_p[1:], rows, strict=False):
-        expected = {c.id: c.probability for c in drafter.candidates(row, Sampling(), drafter.info.vocab_size)}
-        distance = sum(abs(probability - expected[id]) for id, probability in zip(ids, p, strict=True)) / 2
-        assert distance < 0.15  # total variation; kernels for one row and for many differ by 0.03
+    rows = drafter.extend([(id, i - 1 if i else root) for i, id in enumerate(target[:-1])])
+    for ids, p, row in zip(trace.draft_ids[1:], trace.draft_p[1:], rows, strict=True):
+        assert p == pytest.approx(softmax(drafter.logits(row))[list(ids)], abs=0.1)  # other kernels, other rounding
 
 
 def test_p_target_counts_ids_beyond_the_candidates(drafter, text):
@@ -135,9 +138,7 @@ def test_p_target_counts_ids_beyond_the_candidates(drafter, text):
     assert trace.acceptance < 0.5  # prose that no model wrote: most of it is not the best candidate
     row = drafter.prefill(prompt)
     for id, p in zip(target, trace.p_target, strict=True):
-        logits = drafter.logits(row).astype(np.float64)
-        weights = np.exp(logits - logits.max())
-        assert p == pytest.approx(weights[id] / weights.sum(), abs=1e-6)
+        assert p == pytest.approx(softmax(drafter.logits(row))[id], abs=1e-6)
         (row,) = drafter.extend([(id, row)])
         drafter.keep([row])
 
@@ -218,6 +219,11 @@ def test_a_text_longer_than_the_context_is_refused_before_anything_is_loaded(smo
 def test_what_is_missing_is_said(tmp_path, words, said):
     result = run(*words, "--out", tmp_path / "out")
     assert result.exit_code == 2 and said in result.output
+
+
+def test_a_missing_folder_is_said_before_the_work(tmp_path):
+    result = run("--pair", "smollm2", "--prompt", "?", "--out", tmp_path / "nowhere" / "out")
+    assert result.exit_code == 2 and "nowhere" in result.output
 
 
 def test_a_missing_file_of_prompts_is_named(tmp_path):

@@ -106,6 +106,8 @@ def record(
     """Record what a target writes and what a drafter would have proposed, for the twin and the benchmark to replay."""
     if bool(pair) == bool(drafter or target) or (drafter is None) != (target is None):
         raise click.UsageError("give --drafter and --target, or --pair")
+    if not out.parent.is_dir():  # said now, not after minutes of writing
+        raise click.BadParameter(f"there is no folder {out.parent}", param_hint="--out")
     wanted = [*prompts, *(read_prompts(file) if file else ())]
     if not wanted:
         raise click.UsageError("give a --prompt, or --prompts with a file that holds one")
