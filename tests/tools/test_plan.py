@@ -101,10 +101,20 @@ def test_tokens_a_round_on_a_text_of_independent_guesses():
 
 def test_a_recorded_round_ends_at_a_miss_or_behind_its_last_guess():
     text = Recorded(trace("xxx.xx"))
-    assert text.tokens_a_round(2) == 6 / 3  # xx and the target's own token; a miss; xx
-    assert text.tokens_a_round(9) == 6 / 2  # xxx. and xx
-    assert text.tokens_a_rejection == 6 / 2
-    assert [text.survival(k) for k in range(5)] == [1, 1, 1, 0.5, 0]
+    assert text.tokens_a_round(1) == 2  # x and the target's own token; x and the miss; x and the target's own
+    assert text.tokens_a_round(2) == 4 / 2  # xx and the target's own; the miss; the end cuts xx off
+    assert text.tokens_a_round(9) == 4
+
+
+def test_a_run_that_the_texts_end_cuts_off_counts_as_far_as_it_goes():
+    text = Recorded(trace("xxx.x.xx"))
+    assert [text.survival(k) for k in range(5)] == pytest.approx([1, 1, 2 / 3, 2 / 3, 0])
+    assert text.tokens_a_rejection == pytest.approx(1 + 1 + 2 / 3 + 2 / 3)
+
+
+def test_a_text_without_a_miss_is_all_one_run():
+    text = Recorded(trace("xxxx"))
+    assert text.tokens_a_rejection == 5 and text.tokens_a_round(2) == 3 and text.tokens_a_round(8) == 4
 
 
 def test_acceptance_by_depth_shows_that_misses_cluster():

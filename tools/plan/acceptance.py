@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Protocol
 
 from protocol.errors import ConfigError
@@ -58,24 +57,28 @@ class Recorded:
 
     def __init__(self, trace: Trace) -> None:
         self._hits = [ids[0] == id for ids, id in zip(trace.draft_ids, trace.target, strict=True)]
-        self._runs = sorted(_runs(self._hits))
+        self._survival = _survival(self._hits)
         self.alpha = trace.acceptance
 
     @property
     def tokens_a_rejection(self) -> float:
-        return len(self._hits) / len(self._runs)
+        return sum(self._survival)
 
     def survival(self, num_guesses: int) -> float:
-        return 1 - bisect_left(self._runs, num_guesses) / len(self._runs)
+        return self._survival[num_guesses] if num_guesses < len(self._survival) else 0.0
 
     def tokens_a_round(self, gamma: int) -> float:
-        """By playing the rounds over the text: a round ends at a miss or behind `gamma` hits, with one token more."""
+        """By playing the rounds over the text: a round ends at a miss or behind `gamma` hits, with one token more. One
+        that the text's end cuts off is left out.
+        """
         num_rounds = position = 0
-        while position < len(self._hits):
+        while True:
             ahead = self._hits[position : position + gamma]
-            position += (ahead.index(False) if False in ahead else len(ahead)) + 1
+            length = ahead.index(False) if False in ahead else gamma
+            if position + length >= len(self._hits):
+                return position / num_rounds if num_rounds else len(self._hits)
+            position += length + 1
             num_rounds += 1
-        return len(self._hits) / num_rounds
 
 
 def by_depth(acceptances: Sequence[Acceptance], depth: int) -> list[float]:
@@ -86,17 +89,17 @@ def by_depth(acceptances: Sequence[Acceptance], depth: int) -> list[float]:
     return [after / before for before, after in pairwise(survivals) if before > 0]
 
 
-def _runs(hits: Sequence[bool]) -> list[int]:
-    """Lengths of the runs of hits that end at a miss (0 for a miss behind a miss), and of the last one at the text's
-    end.
+def _survival(hits: Sequence[bool]) -> list[float]:
+    """[k] how likely the k guesses behind a miss (or the text's start) are all right.
+
+    The run of hits at the text's end is one whose end nobody saw. It counts as far as it goes: the estimate of Kaplan
+    and Meier, Journal of the American Statistical Association 53, 1958.
     """
-    runs: list[int] = []
-    ahead = 0
-    for hit, group in groupby(hits):
-        length = sum(1 for _ in group)
-        if hit:
-            ahead = length
-        else:
-            runs += [ahead] + [0] * (length - 1)
-            ahead = 0
-    return [*runs, ahead] if ahead else runs
+    *ended, last = (len(run) for run in "".join("x" if hit else "." for hit in hits).split("."))
+    survival = [1.0]
+    for length in range(max([*ended, last]) + 1):
+        at_risk = sum(run >= length for run in ended) + (last > length)
+        if not at_risk:
+            break
+        survival.append(survival[-1] * (1 - ended.count(length) / at_risk))
+    return survival
