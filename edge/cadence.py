@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import deque
 from math import ceil, inf
 
+from edge.costs import PassCost
+
 MARGIN_S = 0.004  # a message's own way through broker and gateway, and what the clock of a busy board is late by
 
 
 class Cadence:
-    """Seconds throughout. step_s: the verifier's step; pass_s: the drafter's pass; sent_at: when the last draft left.
+    """Seconds throughout. step_s: of the verifier; cost: of the drafter's passes; sent_at: when the last draft left.
 
     round_trip_s: time from a draft to the first commit that knows of it, less a step; the lower quartile, since some
     waited for a step to end and some steps are shorter than told. None until one was heard.
@@ -17,7 +19,7 @@ class Cadence:
 
     def __init__(self) -> None:
         self.step_s = 0.0
-        self.pass_s = 0.0
+        self.cost = PassCost()
         self.sent_at = -inf
         self._beat_at = -inf
         self._waiting: deque[tuple[int, float]] = deque(maxlen=64)
@@ -27,9 +29,9 @@ class Cadence:
     def round_trip_s(self) -> float | None:
         return sorted(self._trips)[len(self._trips) // 4] if self._trips else None
 
-    def passed(self, seconds: float) -> None:
-        """A pass of the drafter took this long."""
-        self.pass_s = seconds if not self.pass_s else 0.8 * self.pass_s + 0.2 * seconds
+    def passed(self, rows: int, seconds: float) -> None:
+        """A pass of the drafter over so many rows took this long."""
+        self.cost.passed(rows, seconds)
 
     def sent(self, seq: int, now: float) -> None:
         """Draft `seq` (counted up, not modulo anything) has left."""
@@ -55,5 +57,5 @@ class Cadence:
         lead = trip + MARGIN_S
         # Steps begin at the verifier at beat + k * step, seen from here: what leaves `trip` earlier is in time for one.
         first = self._beat_at - lead
-        k = ceil((max(now, self.sent_at + self.pass_s + MARGIN_S) - first) / self.step_s)
-        return first + k * self.step_s - self.pass_s
+        k = ceil((max(now, self.sent_at + self.cost.first_s + MARGIN_S) - first) / self.step_s)
+        return first + k * self.step_s - self.cost.first_s

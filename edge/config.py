@@ -45,19 +45,22 @@ class DrafterConfig(Section, frozen=True):
 
 
 class DraftingConfig(Section, frozen=True):
-    """How the board drafts. policy: see `edge.policy`; gamma is for `sync` alone."""
+    """How the board drafts. policy: see `edge.policy`; gamma is for `sync` alone; paced: guesses are gathered to the
+    verifier's cadence, else each leaves as soon as it is made.
+    """
 
     policy: Literal["chain", "tree", "sync", "none"] = "chain"
     lookahead: Positive = 24
     floor: Annotated[float, Meta(gt=0, lt=1)] = 0.05
     gamma: Positive = 4
+    paced: bool = True
 
     def make(self) -> Policy:
         match self.policy:
             case "chain":
-                return ChainPolicy(self.lookahead, self.floor)
+                return ChainPolicy(self.lookahead, self.floor, self.paced)
             case "tree":
-                return TreePolicy(self.lookahead, self.floor)
+                return TreePolicy(self.lookahead, self.floor, paced=self.paced)
             case "sync":
                 return SyncPolicy(self.gamma)
             case _:

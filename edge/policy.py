@@ -32,8 +32,8 @@ class Policy(Protocol):
         """When the unsent guesses should leave; inf while they should wait for something else to happen."""
 
 
-def gathered_send_at(window: Window, now: float, lookahead: int) -> float:
-    """When gathered guesses should leave.
+def gathered_send_at(window: Window, now: float, lookahead: int, paced: bool) -> float:
+    """When gathered guesses should leave; not paced, each leaves as soon as it is made.
 
     A verifier that steps without pause takes them at its next step, so they leave just in time for that. One that
     waits for drafts gets a few at once, or as many as the drafter is sure of, and what comes during a step before its
@@ -42,6 +42,8 @@ def gathered_send_at(window: Window, now: float, lookahead: int) -> float:
     unsent = window.unsent()
     if not unsent:
         return inf
+    if not paced:
+        return now
     under_way = window.in_flight()
     if under_way and max(node.note.path for node in unsent) < WORTH_A_MESSAGE:
         return inf
@@ -63,6 +65,7 @@ class ChainPolicy:
 
     lookahead: int = 24
     floor: float = 0.05
+    paced: bool = True
     candidates: int = 1
 
     def grow(self, window: Window) -> list[Node]:
@@ -77,7 +80,7 @@ class ChainPolicy:
         return [window.guess(tip, best.id, best.probability)]
 
     def send_at(self, window: Window, now: float) -> float:
-        return gathered_send_at(window, now, self.lookahead)
+        return gathered_send_at(window, now, self.lookahead, self.paced)
 
     def _worth_it(self, window: Window, tip: Node) -> bool:
         if not window.can_guess(tip) or not tip.note.candidates:
@@ -97,6 +100,7 @@ class TreePolicy:
     floor: float = 0.05
     rows: int = 2
     sibling_floor: float = 0.15
+    paced: bool = True
     candidates: int = 3
 
     def grow(self, window: Window) -> list[Node]:
@@ -112,7 +116,7 @@ class TreePolicy:
         return first + [node for node in open_nodes[1 : self.rows] if node.note.path >= self.floor]
 
     def send_at(self, window: Window, now: float) -> float:
-        return gathered_send_at(window, now, self.lookahead)
+        return gathered_send_at(window, now, self.lookahead, self.paced)
 
     def _branch(self, window: Window, node: Node) -> None:
         depth = node.position - window.tree.root.position

@@ -10,9 +10,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Protocol
 
-from edge.drafters.base import Drafter
+from edge.drafters.base import Candidate, Drafter, Row
 from edge.journal import SessionJournal
 from edge.policy import Policy
 from edge.session import Send
@@ -34,6 +36,17 @@ class Listener(Protocol):
 
     def ended(self) -> None:
         """The window is done: complete, failed or cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass of the drafter. nodes: of the window's tree, parents first; rows: (id, parent row) as `Drafter.extend`
+    takes them; reads: the rows are text that was not read yet, and `nodes` is the root alone.
+    """
+
+    nodes: list[Node]
+    rows: list[tuple[int, Any]]
+    reads: bool = False
 
 
 class SessionRun:
@@ -60,6 +73,7 @@ class SessionRun:
         self._term = (-1, "")
         self._over = False
         self.passes = 0
+        self.wake_at = -inf
 
     # -- from the link's thread -----------------------------------------------------------------------------------
 
@@ -137,51 +151,91 @@ class SessionRun:
             if wake_at > self._clock() and not self._over:
                 self._changed.wait(min(wake_at - self._clock(), IDLE_S))
 
+    def open(self) -> None:
+        """Open the session and keep it alive, also while a long prefill runs."""
+        self._do(self.window.tick)
+
     def begin(self) -> None:
         """Open the session, and let the drafter read the text meanwhile."""
-        self._pump_timers()
+        self.open()
+        self.read(*self.opening_text())
+
+    def opening_text(self) -> tuple[list[int], Node]:
+        """The text that the drafter has to read before it can guess, and the root that stands for its end."""
+        with self._lock:
+            self.window.moves = []
+            return list(self.window.text), self.window.tree.root
+
+    def read(self, text: Sequence[int], root: Node) -> None:
+        """Let the drafter read the opening text; what is committed meanwhile is still to be read afterwards."""
         if self.drafter is None:
             self._stop_drafting()
             return
-        with self._lock:
-            text, root = list(self.window.text), self.window.tree.root
         try:
-            self._text_row = self.drafter.prefill(text, progress=lambda done, total: self._pump_timers())
-            self._read([root], [self._text_row])
+            row = self._text_row = self.drafter.prefill(text, progress=lambda done, total: self.open())
+            found = self.drafter.candidates(row, self.window.request.sampling, self.policy.candidates)
         except ModelError as error:
             self._stop_drafting(error)
+        else:
+            with self._lock:
+                root.note.row, root.note.candidates = row, found
 
     def turn(self) -> float:
         """Send what is due, then draft one pass. Returns when to come back: now after a pass, later when idle."""
+        work = self.next_pass()
+        if work is None:
+            return self.wake_at
+        started = self._clock()
+        found = self.evaluate(work)
+        self.learn(work, found, self._clock() - started)
+        return started
+
+    def next_pass(self) -> Pass | None:
+        """Send what is due and name the next pass of the drafter. None: nothing to evaluate before `wake_at`."""
         with self._lock:
             now = self._clock()
             window = self.window
             window.tick(now)
             self._follow()
-            nodes: list[Node] = []
-            drafting = self.drafter is not None and not window.done
-            if drafting and not self._unread:
-                nodes = self.policy.grow(window)
-            if self.policy.send_at(window, now) <= now:
+            work: Pass | None = None
+            if self.drafter is not None and not window.done:
+                if self._unread:
+                    work = self._reading()
+                elif nodes := self.policy.grow(window):
+                    work = self._guessing(nodes)
+            send_at = self.policy.send_at(window, now) if window.may_send else inf
+            if send_at <= now:
                 window.flush(now)
+                send_at = inf
             self._act()
-            wake_at = min(window.wake_at(), self.policy.send_at(window, now))
-        if not drafting or not (self._unread or nodes):
-            return wake_at
+            self.wake_at = min(window.wake_at(), send_at)
+            return work
+
+    def evaluate(self, work: Pass) -> list[tuple[Row, list[Candidate]]]:
+        """Run the pass: each node's row and what may come after it. Nothing where the drafter can do no more."""
+        drafter = self.drafter
+        assert drafter is not None
+        self.passes += 1
         try:
-            started = self._clock()
-            if self._unread:
-                self._read_text()
-            else:
-                self._evaluate(nodes)
-            self.window.cadence.passed(self._clock() - started)
+            if drafter.room() < len(work.rows):
+                raise ModelError("the text has filled the drafter's context")
+            rows = drafter.extend(work.rows)
+            if work.reads:
+                drafter.keep(rows)
+                self._unread, self._text_row = [], rows[-1]
+                rows = rows[-1:]
+            sampling, num = self.window.request.sampling, self.policy.candidates
+            return [(row, drafter.candidates(row, sampling, num)) for row in rows]
         except ModelError as error:
             self._stop_drafting(error)
-        return now
+            return []
 
-    def _pump_timers(self) -> None:
-        """Keep the session alive, also while a long prefill runs."""
-        self._do(self.window.tick)
+    def learn(self, work: Pass, found: Sequence[tuple[Row, list[Candidate]]], seconds: float) -> None:
+        """Take over what a pass of so many seconds found."""
+        with self._lock:
+            self.window.cadence.passed(len(work.rows), seconds)
+            for node, (row, candidates) in zip(work.nodes, found, strict=bool(found)):
+                node.note.row, node.note.candidates = row, candidates
 
     def _stop_drafting(self, why: ModelError | None = None) -> None:
         """The text goes on without us, as plain streaming."""
@@ -190,6 +244,16 @@ class SessionRun:
         self.drafter = None
         self._unread = []
         self._do(self.window.give_up_drafting)
+
+    def _reading(self) -> Pass:
+        rows = [(id, i - 1 if i else self._text_row) for i, id in enumerate(self._unread)]
+        return Pass([self.window.tree.root], rows, reads=True)
+
+    @staticmethod
+    def _guessing(nodes: list[Node]) -> Pass:
+        index: dict[Node | None, int] = {node: i for i, node in enumerate(nodes)}
+        rows = [(node.id, index.get(node.parent, node.parent.note.row)) for node in nodes if node.parent is not None]
+        return Pass(nodes, rows)
 
     def _follow(self) -> None:
         """Let the drafter's text follow what was committed: rows that guessed it stay, the rest is still to be read."""
@@ -207,35 +271,3 @@ class SessionRun:
             if rows:
                 self.drafter.keep(rows)
                 self._text_row = rows[-1]
-
-    def _read_text(self) -> None:
-        """One pass over what the drafter has not read of the text."""
-        drafter, ids = self._drafter(len(self._unread)), self._unread
-        with self._lock:
-            root = None if self.window.moves else self.window.tree.root
-        rows = drafter.extend([(id, i - 1 if i else self._text_row) for i, id in enumerate(ids)])
-        drafter.keep(rows)
-        self._unread, self._text_row = [], rows[-1]
-        if root is not None:
-            self._read([root], rows[-1:])
-
-    def _evaluate(self, nodes: list[Node]) -> None:
-        """One pass over the policy's nodes."""
-        index: dict[Node | None, int] = {node: i for i, node in enumerate(nodes)}
-        wish = [(node.id, index.get(node.parent, node.parent.note.row)) for node in nodes if node.parent is not None]
-        self._read(nodes, self._drafter(len(nodes)).extend(wish))
-
-    def _drafter(self, rows: int) -> Drafter:
-        assert self.drafter is not None
-        if self.drafter.room() < rows:
-            raise ModelError("the text has filled the drafter's context")
-        self.passes += 1
-        return self.drafter
-
-    def _read(self, nodes: list[Node], rows: Sequence[object]) -> None:
-        assert self.drafter is not None
-        sampling, num = self.window.request.sampling, self.policy.candidates
-        found = [self.drafter.candidates(row, sampling, num) for row in rows]
-        with self._lock:
-            for node, row, candidates in zip(nodes, rows, found, strict=True):
-                node.note.row, node.note.candidates = row, candidates

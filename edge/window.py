@@ -96,6 +96,11 @@ class Window:
         return bool(self.finish) or self.failure is not None
 
     @property
+    def may_send(self) -> bool:
+        """Whether there is somebody to send drafts to."""
+        return self.owned and self._link_up and not self.done
+
+    @property
     def num_rows(self) -> int:
         """How many guesses the owner takes; a cautious number before one is known."""
         return self.limits.draft_rows if self.limits else 16
@@ -133,7 +138,7 @@ class Window:
     def flush(self, now: float) -> None:
         """Send the guesses that were not sent yet, as one draft."""
         fresh = set(self.unsent())
-        if not fresh or not self.owned or not self._link_up or self.done:
+        if not fresh or not self.may_send:
             return
         graft, nodes = spanning(self.tree, fresh)
         index = {node: i for i, node in enumerate(nodes)}

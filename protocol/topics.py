@@ -10,6 +10,7 @@ outrider/v1/verifiers/<verifier>/state           retained, a verifier's state
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from protocol.errors import WireError
@@ -77,6 +78,7 @@ def shared_open_filter(target: str) -> str:
     return f"$share/{target}/{open_topic('+', target)}"
 
 
+@lru_cache(maxsize=4096)
 def parse(topic: str) -> Topic:
     """Raises WireError for anything that is not one of ours."""
     if topic.startswith(PREFIX + "/"):

@@ -14,7 +14,7 @@ STEP, TRIP, PASS = 0.060, 0.080, 0.010
 def heard(*, delay: float = 0.0) -> Cadence:
     """A draft left at 0; the step that took it began when it arrived plus `delay`, its commit came a step later."""
     cadence = Cadence()
-    cadence.step_s, cadence.pass_s = STEP, PASS
+    cadence.step_s, cadence.cost.first_s = STEP, PASS
     cadence.sent(1, 0.0)
     cadence.beat(1, TRIP + delay + STEP)
     return cadence
@@ -64,6 +64,6 @@ def test_before_the_rhythm_is_known_the_first_leaves_at_once_and_the_next_a_step
 
 def test_a_pass_is_learned_smoothly():
     cadence = Cadence()
-    cadence.passed(0.010)
-    cadence.passed(0.020)
-    assert 0.010 < cadence.pass_s < 0.015
+    cadence.passed(1, 0.010)
+    cadence.passed(1, 0.020)
+    assert 0.010 < cadence.cost.first_s < 0.015

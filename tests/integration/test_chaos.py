@@ -88,7 +88,7 @@ class Chaos:
                 world.kill(rng.choice(list(world.verifiers)))
                 self.add_verifier()
             case "verifier vanishes":
-                world.verifiers.pop(rng.choice(list(world.verifiers))).dead = True
+                world.verifiers.pop(rng.choice(list(world.verifiers))).stopped = True
                 self.add_verifier()
             case "board dies" if not self.boards[at].done:
                 self.boards[at] = self.restart(self.boards[at], self.boards[at].run.policy)
@@ -99,7 +99,7 @@ class Chaos:
             world.at(world.now + 5 * rng.random(), self.strike)
 
     def restart(self, board: Board, policy: Policy) -> Board:
-        board.dead = True
+        board.stopped = True
         request = board.run.window.request
         return self.world.board(
             request.session,
@@ -115,8 +115,7 @@ class Chaos:
 
     def link_up(self, board: Board) -> None:
         board.run.link_up()
-        board._due = self.world.now
-        self.world.at(self.world.now, board.turn)
+        board.look()
 
     def play(self) -> None:
         if not self.calm:

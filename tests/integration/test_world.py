@@ -143,7 +143,7 @@ def test_a_verifier_dies_and_another_takes_over(announced):
     if announced:
         world.kill("v1")
     else:
-        world.verifiers.pop("v1").dead = True
+        world.verifiers.pop("v1").stopped = True
     world.run(lambda: board.done)
     assert board.text == expected
     assert board.run.window.epoch >= 1 and board.run.window.verifier == "v2"
@@ -155,7 +155,7 @@ def test_a_board_dies_and_goes_on_from_what_it_has():
     world.verifier("v1")
     board = world.board(1, PROMPT, sampling=SAMPLINGS[1], max_tokens=60, drafter=drafter("good"))
     world.run(lambda: len(board.text) > 20)
-    board.dead = True
+    board.stopped = True
     steps = board.run.window.tally.commits
     again = world.board(
         1, PROMPT, sampling=SAMPLINGS[1], max_tokens=60, drafter=drafter("good"), committed=board.text, epoch=1
@@ -179,8 +179,8 @@ def test_two_verifiers_that_both_believe_they_own_a_session():
     def deliver(topic, payload):
         first_deliver(topic, payload)
         if "/open/" in topic:
-            world.verifiers["v1"].wake(topic, payload)
-            second.wake(topic, payload)
+            world.verifiers["v1"].receive_payload(topic, payload)
+            second.receive_payload(topic, payload)
 
     world._deliver = deliver
     board = world.board(1, PROMPT, drafter=drafter("good"))
