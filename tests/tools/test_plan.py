@@ -149,9 +149,16 @@ def test_patience_saves_steps():
     assert taken[0] > taken[1] > taken[2]
 
 
+def test_a_shared_verifier_costs_who_waits_for_it():
+    alone, shared = (make_plan(setting(rtt_s=0.02, devices=devices)).modes for devices in (1, 16))
+    assert [alone[mode].shared_s for mode in MODES] == [shared[mode].pace.token_s for mode in MODES]
+    assert shared["async"].pace.token_s > 1.03 * alone["async"].pace.token_s
+    assert shared["never_wait"].pace.token_s == pytest.approx(alone["never_wait"].pace.token_s)
+
+
 def test_the_round_trip_at_which_waiting_stops_paying():
     plan = make_plan(setting())
-    there = paces(setting(), plan.waiting_break_even_rtt_s, gamma=4)
+    there = paces(setting(), plan.waiting_break_even_rtt_s, shared=False)
     assert there["async"].token_s == pytest.approx(there["cloud"].token_s, rel=1e-3)
 
 
@@ -228,7 +235,7 @@ def test_a_full_verifier_splits_its_price():
     plan = make_plan(setting(usd_per_hour=3.6))
     cloud = plan.modes["cloud"]
     assert plan.usd_per_step == pytest.approx(0.06e-3)
-    assert cloud.usd_alone == pytest.approx(60) and cloud.usd_full == pytest.approx(60 / cloud.devices)
+    assert cloud.usd_alone == pytest.approx(60) and cloud.usd_shared == pytest.approx(60 / cloud.devices)
 
 
 # -- the advice -----------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ STEP = (
     click.option("--row-ms", type=POSITIVE, help="A row beyond; in proportion to the step at the knee unless said."),
 )
 GOALS = (
-    click.option("--devices", type=COUNT, default=1, show_default=True, help="Sessions in a step when it is timed."),
+    click.option("--devices", type=COUNT, default=1, show_default=True, help="Boards on the verifier."),
     click.option("--stretch", type=click.FloatRange(min=1), default=1.1, show_default=True, help="Of a step, at most."),
     click.option("--usd-per-hour", type=click.FloatRange(min=0), default=2.0, show_default=True, help="Of a verifier."),
     click.option("--slack", type=click.FloatRange(min=0), default=0.05, show_default=True,
@@ -82,7 +82,7 @@ def main(picture: Path | None, as_json: bool, **given: Any) -> None:
 
     R is the link's round trip, t_d a drafter's pass, t_v a cloud step, alpha the share of guesses that are right.
     "boards": how many one verifier takes until its step lasts --stretch times as long or its memory is full.
-    "alone" pays a whole step for each, "shared" has that many boards in it.
+    "shared": on such a verifier, which steps without pause; "$/M alone" pays a whole step for each.
     """
     try:
         setting = _setting(given)

@@ -23,9 +23,9 @@ CHAIN_FLOOR = 0.05  # the path probability at which the board's chain policy sto
 class Setting:
     """What a plan is made for.
 
-    acceptances: one a text, of which the mean counts; devices: sessions that share a step when its time is taken;
-    usd_per_hour: of one verifier; slack: how much slower than the quickest patience a thriftier one may be, as a share;
-    stretch: how much longer a shared step may last than one for a single session, as a factor; context: tokens.
+    acceptances: one a text, of which the mean counts; devices: boards on the verifier, whose step is timed with a row of
+    each; usd_per_hour: of one verifier; slack: how much slower than the quickest patience a thriftier one may be, as a
+    share; stretch: how much longer a shared step may last than one for a single session, as a factor; context: tokens.
     """
 
     board: BoardTiming
@@ -43,23 +43,30 @@ class Setting:
         return self.verifier.step_s(self.devices, self.devices)
 
     @property
+    def shared(self) -> bool:
+        return self.devices > 1
+
+    @property
     def alpha(self) -> float:
         return fmean(a.alpha for a in self.acceptances)
 
 
 @dataclass(frozen=True)
 class ModeFigures:
-    """devices_to_knee, devices_to_stretch: boards on one verifier until arithmetic sets a step's time, and until a step
+    """pace: with the setting's `devices`; shared_s: seconds a token on a verifier that steps without pause for many.
+
+    devices_to_knee, devices_to_stretch: boards on one verifier until arithmetic sets a step's time, and until a step
     lasts `stretch` times as long; devices: the whole boards that stretch and memory allow (inf: no bound is known);
-    usd_alone: for a million tokens at the price of a whole step for each step; usd_full: with `devices` sharing it.
+    usd_alone: for a million tokens at the price of a whole step for each step; usd_shared: with `devices` sharing it.
     """
 
     pace: Pace
+    shared_s: float
     devices_to_knee: float
     devices_to_stretch: float
     devices: float
     usd_alone: float
-    usd_full: float
+    usd_shared: float
 
 
 @dataclass(frozen=True)
@@ -91,31 +98,32 @@ class Plan:
     prefill_s: float
 
 
-def paces(setting: Setting, rtt_s: float, gamma: int) -> dict[str, Pace]:
-    """The four modes at another round trip."""
+def paces(setting: Setting, rtt_s: float, shared: bool) -> dict[str, Pace]:
+    """The four modes at another round trip, the synchronous one with its best number of guesses there."""
+    gamma = best_gamma(setting, rtt_s, shared)
     return {
         "cloud": formulas.cloud_alone(setting.step_s),
-        "sync": synchronous(setting, rtt_s, gamma),
-        "async": chain(setting, rtt_s, inf),
-        "never_wait": chain(setting, rtt_s, 0.0),
+        "sync": synchronous(setting, rtt_s, gamma, shared),
+        "async": chain(setting, rtt_s, inf, shared),
+        "never_wait": chain(setting, rtt_s, 0.0, shared),
     }
 
 
-def synchronous(setting: Setting, rtt_s: float, gamma: int) -> Pace:
-    pass_s = setting.board.pass_s
+def synchronous(setting: Setting, rtt_s: float, gamma: int, shared: bool) -> Pace:
+    pass_s, step_s = setting.board.pass_s, setting.step_s
     return formulas.mean_pace(
-        [formulas.synchronous(a, pass_s, rtt_s, setting.step_s, gamma) for a in setting.acceptances]
+        [formulas.synchronous(a, pass_s, rtt_s, step_s, gamma, shared) for a in setting.acceptances]
     )
 
 
-def best_gamma(setting: Setting, rtt_s: float) -> int:
-    return formulas.best_gamma(lambda gamma: synchronous(setting, rtt_s, gamma).token_s)
+def best_gamma(setting: Setting, rtt_s: float, shared: bool) -> int:
+    return formulas.best_gamma(lambda gamma: synchronous(setting, rtt_s, gamma, shared).token_s)
 
 
-def chain(setting: Setting, rtt_s: float, patience_s: float) -> Pace:
-    pass_s = setting.board.pass_s
+def chain(setting: Setting, rtt_s: float, patience_s: float, shared: bool) -> Pace:
+    pass_s, step_s = setting.board.pass_s, setting.step_s
     return formulas.mean_pace(
-        [formulas.chain(a, pass_s, rtt_s, setting.step_s, patience_s) for a in setting.acceptances]
+        [formulas.chain(a, pass_s, rtt_s, step_s, patience_s, shared) for a in setting.acceptances]
     )
 
 
@@ -125,19 +133,19 @@ def suggested_patience(setting: Setting) -> tuple[float, Pace]:
     """
     longest_s = setting.rtt_s + 4 * setting.board.pass_s
     grid = [longest_s * i / PATIENCE_STEPS for i in range(PATIENCE_STEPS + 1)] + [inf]
-    tried = [(patience_s, chain(setting, setting.rtt_s, patience_s)) for patience_s in grid]
+    tried = [(patience_s, chain(setting, setting.rtt_s, patience_s, setting.shared)) for patience_s in grid]
     quickest_s = min(setting.step_s, *(pace.token_s for _, pace in tried))
     allowed = [(p, pace) for p, pace in tried if pace.token_s <= quickest_s * (1 + setting.slack)]
     return min(allowed, key=lambda one: round(one[1].steps, 6), default=tried[0])
 
 
-def figures(setting: Setting, pace: Pace) -> ModeFigures:
-    """What a mode's pace means for a verifier that many boards share.
+def figures(setting: Setting, pace: Pace, shared: Pace) -> ModeFigures:
+    """What a mode means for a verifier that many boards share. shared: its pace there.
 
     A board takes part in `steps·t_v / token_s` of a verifier's steps, with `rows / steps` rows in each.
     """
-    share = pace.steps * setting.step_s / pace.token_s
-    rows_each = pace.rows / pace.steps
+    share = shared.steps * setting.step_s / shared.token_s
+    rows_each = shared.rows / shared.steps
     to_knee = setting.verifier.sessions_to_knee(rows_each) / share
     to_stretch = setting.verifier.sessions_to_stretch(rows_each, setting.stretch) / share
     most = min(to_stretch, setting.verifier.max_sessions)
@@ -145,18 +153,20 @@ def figures(setting: Setting, pace: Pace) -> ModeFigures:
     usd_per_second = setting.usd_per_hour / 3600
     return ModeFigures(
         pace=pace,
+        shared_s=shared.token_s,
         devices_to_knee=to_knee,
         devices_to_stretch=to_stretch,
         devices=devices,
         usd_alone=1e6 * pace.steps * setting.step_s * usd_per_second,
-        usd_full=1e6 * pace.token_s * usd_per_second / devices,
+        usd_shared=1e6 * shared.token_s * usd_per_second / devices,
     )
 
 
 def make_plan(setting: Setting) -> Plan:
     board, rtt_s, step_s, alpha = setting.board, setting.rtt_s, setting.step_s, setting.alpha
-    gamma = best_gamma(setting, rtt_s)
-    modes = {mode: figures(setting, pace) for mode, pace in paces(setting, rtt_s, gamma).items()}
+    gamma = best_gamma(setting, rtt_s, setting.shared)
+    shared = paces(setting, rtt_s, shared=True)
+    modes = {mode: figures(setting, pace, shared[mode]) for mode, pace in paces(setting, rtt_s, setting.shared).items()}
     patience_s, patient = suggested_patience(setting)
     return Plan(
         step_s=step_s,
@@ -172,7 +182,7 @@ def make_plan(setting: Setting) -> Plan:
             modes["async"].pace.token_s, fmean(1 / a.tokens_a_rejection for a in setting.acceptances), rtt_s, step_s
         ),
         patience_s=patience_s,
-        at_patience=figures(setting, patient),
+        at_patience=figures(setting, patient, chain(setting, rtt_s, patience_s, shared=True)),
         quicker=patient.token_s < WORTH_IT * step_s,
         thriftier=patient.steps < WORTH_IT,
         lookahead=formulas.lookahead(alpha, board.pass_s, rtt_s, step_s, CHAIN_FLOOR),

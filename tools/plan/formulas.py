@@ -1,7 +1,10 @@
 """Time, cloud steps and rows a token of each mode. All times in seconds.
 
 t_d: a drafter's pass of one row; R: the link's round trip; t_v: a cloud step; alpha: acceptance; gamma: guesses a
-round. One session, no jitter, no loss, messages without length; start and end of the text are not counted.
+round. No jitter, no loss, messages without length; start and end of the text are not counted.
+
+shared: the verifier steps without pause for others too, so that what arrives waits for the end of a step that is under
+way. A session's own steps end on that beat, so its next one starts a whole number of t_v after the last one's end.
 """
 
 from __future__ import annotations
@@ -37,12 +40,16 @@ def cloud_alone(step_s: float) -> Pace:
     return Pace(step_s, 1.0, 1.0)
 
 
-def synchronous(acceptance: Acceptance, pass_s: float, rtt_s: float, step_s: float, gamma: int) -> Pace:
+def synchronous(
+    acceptance: Acceptance, pass_s: float, rtt_s: float, step_s: float, gamma: int, shared: bool = False
+) -> Pace:
     """(gamma·t_d + R + t_v) / E[A]: draft, send, verify, answer, one after the other. Leviathan et al., arXiv
     2211.17192, theorem 3.8, in seconds and with the link's round trip added.
     """
     tokens = acceptance.tokens_a_round(gamma)
-    return Pace((gamma * pass_s + rtt_s + step_s) / tokens, 1 / tokens, (gamma + 1) / tokens)
+    arrived_s = gamma * pass_s + rtt_s
+    start_s = _on_beat(arrived_s, step_s) if shared else arrived_s
+    return Pace((start_s + step_s) / tokens, 1 / tokens, (gamma + 1) / tokens)
 
 
 def best_gamma(time_of: Callable[[int], float]) -> int:
@@ -50,7 +57,14 @@ def best_gamma(time_of: Callable[[int], float]) -> int:
     return min(range(1, MAX_GAMMA + 1), key=time_of)
 
 
-def chain(acceptance: Acceptance, pass_s: float, rtt_s: float, step_s: float, patience_s: float = inf) -> Pace:
+def chain(
+    acceptance: Acceptance,
+    pass_s: float,
+    rtt_s: float,
+    step_s: float,
+    patience_s: float = inf,
+    shared: bool = False,
+) -> Pace:
     """The asynchronous chain: a board that drafts without pause and sends each guess as it is made, and a verifier that
     waits at most `patience_s` for drafts before it takes a plain step. inf: it waits for ever; 0: it never waits.
 
@@ -74,6 +88,8 @@ def chain(acceptance: Acceptance, pass_s: float, rtt_s: float, step_s: float, pa
         while (happens := acceptance.survival(committed)) > NEGLIGIBLE:
             useful_at = first_s + (committed + 1) * pass_s
             start = max(free_at, min(free_at + patience_s, useful_at))
+            if shared:
+                start = _on_beat(start, step_s)
             arrived = max(0, int((start - first_s) / pass_s + 1e-9))
             seconds += happens * (start + step_s - free_at)
             steps += happens
@@ -129,3 +145,7 @@ def waiting_break_even_rtt_s(waiting_s: float, rejections_a_token: float, rtt_s:
     rejection waits R once, so its time a token grows by `rejections_a_token`·R. Below 0: it never is quicker.
     """
     return rtt_s + (step_s - waiting_s) / rejections_a_token
+
+
+def _on_beat(time_s: float, step_s: float) -> float:
+    return ceil(time_s / step_s - 1e-9) * step_s

@@ -11,7 +11,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 from protocol.errors import ConfigError
-from tools.plan.advice import Setting, best_gamma, paces
+from tools.plan.advice import Setting, paces
 
 LONGEST_RTT_MS = 300
 SPACING_MS = 5
@@ -31,7 +31,7 @@ def draw(setting: Setting, path: Path, title: str) -> None:
     lines: dict[str, list[float]] = {mode: [] for mode in STYLES}
     for rtt_ms in rtts_ms:
         rtt_s = rtt_ms / 1e3
-        for mode, pace in paces(setting, rtt_s, best_gamma(setting, rtt_s)).items():
+        for mode, pace in paces(setting, rtt_s, setting.shared).items():
             lines[mode].append(pace.token_s * 1e3)
     figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
     for mode, (label, colour, style) in STYLES.items():

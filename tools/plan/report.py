@@ -49,13 +49,14 @@ def record(setting: Setting, plan: Plan) -> dict[str, Any]:
 def _mode_record(figures: ModeFigures) -> dict[str, Any]:
     return {
         "itl_ms": _number(figures.pace.token_s * 1e3),
+        "itl_ms_shared": _number(figures.shared_s * 1e3),
         "cloud_steps_per_token": _number(figures.pace.steps),
         "rows_per_token": _number(figures.pace.rows),
         "devices_to_knee": _number(figures.devices_to_knee),
         "devices_to_stretch": _number(figures.devices_to_stretch),
         "devices": _number(figures.devices),
         "usd_per_mtok_alone": _number(figures.usd_alone),
-        "usd_per_mtok_full": _number(figures.usd_full),
+        "usd_per_mtok_shared": _number(figures.usd_shared),
     }
 
 
@@ -80,10 +81,10 @@ def print_plan(setting: Setting, plan: Plan) -> None:
     )
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("a token takes", no_wrap=True)
-    for column in ("ms", "steps", "rows", "boards\nto knee", "boards", "$/M\nalone", "$/M\nshared"):
+    for column in ("ms", "ms\nshared", "steps", "rows", "boards\nto knee", "boards", "$/M\nalone", "$/M\nshared"):
         table.add_column(column, justify="right", no_wrap=True)
     for mode, figures in plan.modes.items():
-        name = f"synchronous, {plan.gamma} a round" if mode == "sync" else NAMES[mode]
+        name = f"sync, {plan.gamma} a round" if mode == "sync" else NAMES[mode]
         table.add_row(name, *_cells(figures))
     table.add_row(f"patience {_patience(plan.patience_s)}", *_cells(plan.at_patience), style="bold")
     console.print(table)
@@ -92,10 +93,12 @@ def print_plan(setting: Setting, plan: Plan) -> None:
 
 
 def _cells(figures: ModeFigures) -> list[str]:
+    pace = figures.pace
     return [
-        f"{figures.pace.token_s * 1e3:.1f}", f"{figures.pace.steps:.2f}", f"{figures.pace.rows:.2f}",
-        _count(figures.devices_to_knee), _count(figures.devices), f"{figures.usd_alone:.2f}", f"{figures.usd_full:.3f}",
-    ]  # fmt: skip
+        *(f"{pace.token_s * 1e3:.1f}", f"{figures.shared_s * 1e3:.1f}", f"{pace.steps:.2f}", f"{pace.rows:.2f}"),
+        *(_count(figures.devices_to_knee), _count(figures.devices)),
+        *(f"{figures.usd_alone:.2f}", f"{figures.usd_shared:.3f}"),
+    ]
 
 
 def _advice(setting: Setting, plan: Plan) -> list[str]:
