@@ -23,9 +23,9 @@ CHAIN_FLOOR = 0.05  # the path probability at which the board's chain policy sto
 class Setting:
     """What a plan is made for.
 
-    acceptances: one a text, of which the mean counts; devices: boards on the verifier, whose step is timed with a row of
-    each; usd_per_hour: of one verifier; slack: how much slower than the quickest patience a thriftier one may be, as a
-    share; stretch: how much longer a shared step may last than one for a single session, as a factor; context: tokens.
+    acceptances: one a text, of which the mean counts; devices: boards on the verifier, whose step is timed with a row
+    of each; usd_per_hour: of one verifier; slack: how much slower than the quickest patience a thriftier one may be, as
+    a share; stretch: how much longer a shared step may last than a single session's, as a factor; context: tokens.
     """
 
     board: BoardTiming
