@@ -65,13 +65,14 @@ class Guess:
 class Tally:
     """What a session did: messages by kind, and tokens.
 
-    guessed: committed tokens that the board had guessed; missed: those where all its guesses were wrong. What is in
-    neither came before there was a guess.
+    guessed: committed tokens that the board had guessed; used: those of them whose guess had been sent; missed: those
+    where all its guesses were wrong. What is in neither came before there was a guess.
     """
 
     commits: int = 0
     committed: int = 0
     guessed: int = 0
+    used: int = 0
     missed: int = 0
     drafts: int = 0
     drafted: int = 0

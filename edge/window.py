@@ -346,6 +346,7 @@ class Window:
         self.moves.append((ids, kept))
         self.tally.committed += len(ids)
         self.tally.guessed += len(kept)
+        self.tally.used += sum(node.note.seq is not None for node in kept)
         self._fruitless = 0
 
     def _latest_seen(self, message: Commit) -> int:

@@ -1,0 +1,76 @@
+"""The figures of a simulated fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from tools.twin.fleet import Result
+from tools.twin.world import Story
+
+
+def gaps_ms(arrivals: Sequence[tuple[float, int]]) -> list[float]:
+    """Time between tokens: the wait for each delivery, shared among the tokens that it brought."""
+    gaps: list[float] = []
+    for (earlier, _), (later, tokens) in pairwise(arrivals):
+        gaps += [(later - earlier) * 1e3 / tokens] * tokens
+    return gaps
+
+
+def mean_itl_ms(story: Story) -> float:
+    """Mean time a token from the first delivery to the last; 0 where all came at once."""
+    (first_at, first), (last_at, _) = story.arrivals[0], story.arrivals[-1]
+    later = len(story.ids) - first
+    return (last_at - first_at) * 1e3 / later if later else 0.0
+
+
+def tokens_per_s(stories: Sequence[Sequence[Story]]) -> float:
+    """Committed by the whole fleet while all devices are at work; over everything where there is no such time."""
+    arrivals = [arrival for device in stories for story in device for arrival in story.arrivals]
+    begin = max(device[0].arrivals[0][0] for device in stories)
+    end = min(device[-1].arrivals[-1][0] for device in stories)
+    if end <= begin:
+        begin, end = min(device[0].asked_at for device in stories), max(at for at, _ in arrivals)
+    return sum(tokens for at, tokens in arrivals if begin < at <= end) / (end - begin)
+
+
+def figures(result: Result) -> dict[str, Any]:
+    """itl_ms_mean: of the texts' own means; itl_ms_p95: over all tokens; cloud_steps_per_token: session-steps, so a
+    step that serves ten sessions counts ten; rows_per_token: that verifiers evaluated, prompts included;
+    wasted_draft_share: of the guesses sent, those that were not committed; bytes_per_token: application payloads, both
+    ways; board_rows_per_token: that drafters evaluated behind the text.
+    """
+    stories = [story for device in result.stories for story in device]
+    tallies = [run.window.tally for run in result.runs]
+    tokens = sum(len(story.ids) for story in stories)
+    gaps = sorted(gap for story in stories for gap in gaps_ms(story.arrivals))
+    means = [mean_itl_ms(story) for story in stories]
+    drafted, used = sum(tally.drafted for tally in tallies), sum(tally.used for tally in tallies)
+    traffic = [story.traffic for story in stories]
+    return {
+        "itl_ms_mean": round(sum(means) / len(means), 2),
+        "itl_ms_p95": round(gaps[int(0.95 * (len(gaps) - 1))], 2) if gaps else 0.0,
+        "first_token_ms": round(1e3 * sum(s.arrivals[0][0] - s.asked_at for s in stories) / len(stories), 1),
+        "whole_answer_ms": round(1e3 * sum(s.arrivals[-1][0] - s.asked_at for s in stories) / len(stories), 1),
+        "cloud_steps_per_token": round(sum(tally.commits for tally in tallies) / tokens, 4),
+        "rows_per_token": round(result.rows / tokens, 3),
+        "acceptance": round(_share(sum(t.guessed for t in tallies), sum(t.missed for t in tallies)), 3),
+        "wasted_draft_share": round(1 - used / drafted, 3) if drafted else 0.0,
+        "drafts_per_token": round(sum(tally.drafts for tally in tallies) / tokens, 3),
+        "board_rows_per_token": round(sum(story.rows for story in stories) / tokens, 3),
+        "bytes_per_token": round(sum(one.bytes_up + one.bytes_down for one in traffic) / tokens, 1),
+        "messages_per_token": round(sum(one.messages_up + one.messages_down for one in traffic) / tokens, 3),
+        "tokens_per_s": round(tokens_per_s(result.stories), 2),
+        "tokens": tokens,
+        "verifier_steps": result.steps,
+        "draft_passes": result.passes,
+        "simulated_s": round(result.sim_s, 3),
+        "wall_s": round(result.wall_s, 3),
+        "draft_passes_per_wall_s": round(result.passes / result.wall_s) if result.wall_s else 0,
+        "tokens_per_wall_s": round(tokens / result.wall_s) if result.wall_s else 0,
+    }
+
+
+def _share(part: int, rest: int) -> float:
+    return part / (part + rest) if part + rest else 0.0
