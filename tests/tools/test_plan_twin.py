@@ -1,19 +1,15 @@
-"""Plan and twin agree where the plan's assumptions hold: independent guesses, sent at once; one session; no jitter.
+"""Plan and twin agree where the plan's assumptions hold: independent guesses, sent at once, without jitter.
 
 The twin plays the runtime's own window, policies and ledger, of which the plan knows nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import inf
 from statistics import fmean
 
 import pytest
 
 from edge.config import DraftingConfig
-from edge.policy import ChainPolicy
-from edge.window import Window
 from tools.boards import BOARDS
 from tools.modes import MODES
 from tools.plan import formulas
@@ -21,26 +17,12 @@ from tools.plan.acceptance import Recorded
 from tools.plan.synthetic import independent_trace
 from tools.twin.fleet import Scene, simulate
 from tools.twin.replay import Script, StepTime
+from tools.twin.report import mean_itl_ms
 
 STEP_S = 0.06
 TEXT = independent_trace(0.8, 600, seed=2)
 GUESSES = Recorded(TEXT)
-
-
-@dataclass(slots=True)
-class AtOnce(ChainPolicy):
-    """The chain without pacing, and as long as it gets."""
-
-    lookahead: int = 64
-    floor: float = 1e-6
-
-    def send_at(self, window: Window, now: float) -> float:
-        return now if window.unsent() else inf
-
-
-class AtOnceDrafting(DraftingConfig, frozen=True):
-    def make(self) -> AtOnce:
-        return AtOnce()
+CHAIN = DraftingConfig(policy="chain", lookahead=64, floor=1e-6, paced=False)  # sent at once, as long as it gets
 
 
 def twin_s(mode: str, board: str, rtt_s: float, drafting: DraftingConfig, devices: int = 1) -> float:
@@ -55,11 +37,7 @@ def twin_s(mode: str, board: str, rtt_s: float, drafting: DraftingConfig, device
         devices=devices,
         spread_s=1.0,
     )
-    times = []
-    for (story,) in simulate(scene).stories:
-        (first, at_once), (last, _) = story.arrivals[0], story.arrivals[-1]
-        times.append((last - first) / (len(story.ids) - at_once))
-    return fmean(times)
+    return fmean(mean_itl_ms(story) for (story,) in simulate(scene).stories) / 1e3
 
 
 @pytest.mark.parametrize("rtt_s", [0.02, 0.05, 0.1, 0.15])
@@ -80,7 +58,7 @@ class TestAgreement:
     @pytest.mark.parametrize("mode", ["async", "never_wait"])
     def test_asynchronous_chain(self, board, rtt_s, mode):
         planned = formulas.chain(GUESSES, BOARDS[board].pass_s, rtt_s, STEP_S, MODES[mode].patience_s)
-        assert planned.token_s == pytest.approx(twin_s(mode, board, rtt_s, AtOnceDrafting()), rel=0.06)
+        assert planned.token_s == pytest.approx(twin_s(mode, board, rtt_s, CHAIN), rel=0.06)
 
 
 @pytest.mark.parametrize("rtt_s", [0.02, 0.15])
@@ -90,4 +68,4 @@ def test_a_shared_verifier(rtt_s):
     assert planned.token_s == pytest.approx(twin_s("sync", "orin-nano", rtt_s, drafting, devices=8), rel=0.03)
     for mode in ("async", "never_wait"):
         planned = formulas.chain(GUESSES, pass_s, rtt_s, STEP_S, MODES[mode].patience_s, shared=True)
-        assert planned.token_s == pytest.approx(twin_s(mode, "orin-nano", rtt_s, AtOnceDrafting(), devices=8), rel=0.06)
+        assert planned.token_s == pytest.approx(twin_s(mode, "orin-nano", rtt_s, CHAIN, devices=8), rel=0.06)

@@ -119,7 +119,7 @@ def catch_up_tokens(pass_s: float, rtt_s: float, step_s: float) -> float:
 
 def balance_step_s(pass_s: float, rtt_s: float, gamma: float) -> float:
     """gamma·t_d + R: a cloud step this long lasts until the next gamma guesses are drafted and delivered, so
-    that neither side idles. PEARL (Liu et al., arXiv 2408.11850) derives gamma = t_v / t_d for R = 0.
+    that neither side idles. PEARL (Liu et al., arXiv 2408.11850) takes gamma = t_v / t_d for R = 0.
     """
     return gamma * pass_s + rtt_s
 
