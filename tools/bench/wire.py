@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from protocol.sampling import Sampling
 from tools.demo.__main__ import play
 
 MODES = ("async", "never_wait", "tree")
@@ -21,7 +22,7 @@ def measure(drafter: Path, target: Path, *, max_tokens: int) -> dict[str, object
         rtt_ms=80.0,
         numerics="exact",
         max_tokens=max_tokens,
-        sampling={"temperature": 0.0, "top_p": 1.0},
+        sampling=Sampling(),
         prompts=3,
     )
     return {

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -15,97 +13,75 @@ from rich.console import Console
 from edge.drafters import manifest
 from edge.text import Text
 from protocol.errors import OutriderError
+from protocol.sampling import Sampling
 from tools.bench.record import machine
-from tools.demo.modes import MODES, PROMPTS
+from tools.demo.prompts import PROMPTS
+from tools.demo.reference import texts_alone
 from tools.demo.report import summary, table
-from tools.demo.stage import Stage, last_words, spawn
 from tools.models import PAIRS, prepare
+from tools.modes import MODES
+from tools.player import Part, Player
+from tools.stage import Stage
 
 DEFAULT_MODES = ("cloud", "sync", "async", "never_wait")
+GAMMA = 4
+WARM_TOKENS = 12
 
 
-def board_events(port: int, drafter: Path, state: Path, core: int, options: list[str]) -> Iterator[dict]:
-    """The board's process and its events. Raises OutriderError when it ends before its last one."""
-    arguments = ["-m", "tools.demo.board", "--port", str(port), "--drafter", str(drafter), "--state", str(state)]
-    board = spawn([*arguments, *options], core=core, stdout=subprocess.PIPE)
-    assert board.stdout is not None
-    try:
-        for line in board.stdout:
-            event = json.loads(line)
-            yield event
-            if event["event"] == "end":
-                return
-        raise OutriderError(f"the board's process ended with {board.wait()}", where="tools.demo.board")
-    finally:
-        last_words(board)
+def title(mode: str) -> str:
+    return f"{MODES[mode].title}, {GAMMA} drafts" if mode == "sync" else MODES[mode].title
 
 
-def references(
-    target: Path, drafter: Path, numerics: str, sampling: dict, max_tokens: int, num: int
-) -> list[list[int]]:
-    """The target's own text for each prompt, from a process that shares no session code with the fleet."""
-    text = Text.load(drafter, manifest.read(drafter, "drafter"))
-    lines = [
-        {
-            "prompt": text.chat([{"role": "user", "content": prompt}]),
-            "sampling": {**sampling, "seed": seed},
-            "max_tokens": max_tokens,
-            "stop_ids": sorted(text.stop_ids),
-        }
-        for seed, prompt in enumerate(PROMPTS[:num], start=1)
-    ]
-    alone = spawn(
-        ["-m", "tools.demo.reference", "--target", str(target), "--numerics", numerics],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    out, _ = alone.communicate("".join(json.dumps(line) + "\n" for line in lines))
-    if alone.returncode:
-        raise OutriderError("the reference could not be computed", where="tools.demo.reference")
-    return [json.loads(line) for line in out.splitlines()]
+def perform(
+    console: Console, player: Player, text: Text, modes: tuple[str, ...], prompts: int, max_tokens: int
+) -> dict[str, list[dict]]:
+    """All prompts in all modes, after a warm-up; modes take turns, so that a noisy moment meets them all."""
+    for mode in modes:
+        player.play(Part(mode, 0, WARM_TOKENS, gamma=GAMMA))
+    played: dict[str, list[dict]] = {mode: [] for mode in modes}
+    for number in range(prompts):
+        for mode in modes:
+            heading = f"\n\n[{title(mode)}] {PROMPTS[number]}"
+            console.print(heading, style="bold", markup=False, highlight=False)
+            pieces = text.stream()
+            for event in player.events(Part(mode, number, max_tokens, seed=number + 1, gamma=GAMMA, aloud=True)):
+                if event["event"] == "done":
+                    played[mode].append(event)
+                else:
+                    piece = pieces.push(event["ids"])
+                    console.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
+    return played
 
 
 def play(
     console: Console, drafter: Path, target: Path, *, modes: tuple[str, ...], rtt_ms: float, numerics: str,
-    max_tokens: int, sampling: dict, prompts: int,
+    max_tokens: int, sampling: Sampling, prompts: int,
 ) -> dict:  # fmt: skip
     """All prompts in all modes over one link, compared with the target alone; the demo's JSON object."""
-    options = [f"--mode={mode}" for mode in modes]
-    options += [f"--max-tokens={max_tokens}", f"--prompts={prompts}"]
-    options += [f"--temperature={sampling['temperature']}", f"--top-p={sampling['top_p']}"]
-    texts: dict[str, list[dict]] = {mode: [] for mode in modes}
-    end: dict = {}
-    console.print(f"Starting broker, link of {rtt_ms:g} ms, verifier and board …")
+    text = Text.load(drafter, manifest.read(drafter, "drafter"))
+    options = [f"--drafter={drafter}", f"--temperature={sampling.temperature}", f"--top-p={sampling.top_p}"]
     edge_core, cloud_core = 0, (os.cpu_count() or 1) - 1
-    with Stage(target, rtt_ms=rtt_ms, numerics=numerics, verifier_core=cloud_core) as stage:
-        at = ""
-        for event in board_events(stage.board_port, drafter, stage.folder / "state", edge_core, options):
-            match event["event"]:
-                case "piece":
-                    heading = f"[{MODES[event['mode']].title}] {PROMPTS[len(texts[event['mode']])]}"
-                    if heading != at:
-                        console.print(f"\n\n{heading}", style="bold", markup=False, highlight=False)
-                        at = heading
-                    console.print(event["text"], end="", markup=False, highlight=False, soft_wrap=True)
-                case "done":
-                    texts[event["mode"]].append(event)
-                case "end":
-                    end = event
+    console.print(f"Starting broker, link of {rtt_ms:g} ms, verifier and board …")
+    with Stage() as stage, stage.link(rtt_ms) as link:
+        stage.serve_model(target, numerics=numerics, core=cloud_core)
+        state = stage.folder / "state"
+        with Player("tools.demo.board", options, stage.broker(link), state, core=edge_core) as player:
+            played = perform(console, player, text, modes, prompts, max_tokens)
     console.print("\n\nThe target alone, for comparison …")
-    expected = references(target, drafter, numerics, sampling, max_tokens, prompts)
-    identical = {mode: [text["ids"] for text in texts[mode]] == expected for mode in modes}
-    figures = {mode: summary(texts[mode]) for mode in modes}
-    console.print(table(figures, end["titles"], identical))
+    expected = texts_alone(target, text, PROMPTS[:prompts], numerics, sampling, max_tokens)
+    identical = {mode: [one["ids"] for one in played[mode]] == expected for mode in modes}
+    figures = {mode: summary(played[mode]) for mode in modes}
+    console.print(table(figures, {mode: title(mode) for mode in modes}, identical))
     return {
         "identical": all(identical.values()),
         "modes": figures,
         "identical_by_mode": identical,
         "rtt_ms": rtt_ms,
         "numerics": numerics,
-        "sampling": sampling,
+        "sampling": {"temperature": sampling.temperature, "top_p": sampling.top_p},
         "max_tokens": max_tokens,
-        "prompt_tokens": [text["prompt_tokens"] for text in texts[modes[0]]],
-        "drafter": end["drafter"],
+        "prompt_tokens": [one["prompt_tokens"] for one in played[modes[0]]],
+        "drafter": player.facts["drafter"],
         "target": manifest.read(target, "target").name,
         "cores": {"board": 1, "verifier": 1},
         "machine": machine(),
@@ -143,7 +119,7 @@ def main(
             rtt_ms=rtt_ms,
             numerics=numerics,
             max_tokens=max_tokens,
-            sampling={"temperature": temperature, "top_p": top_p},
+            sampling=Sampling(temperature=temperature, top_p=top_p),
             prompts=prompts,
         )
     except OutriderError as error:

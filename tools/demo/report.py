@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from itertools import pairwise
 
 from rich.table import Table
 
-
-def gaps_ms(arrivals: Sequence[tuple[float, int]]) -> list[float]:
-    """Time between tokens: the wait for each delivery, shared among the tokens that it brought."""
-    gaps: list[float] = []
-    for (earlier, _), (later, tokens) in pairwise(arrivals):
-        gaps += [(later - earlier) * 1e3 / tokens] * tokens
-    return gaps
+from tools.arrivals import gaps_ms, p95
 
 
 def summary(texts: Sequence[dict]) -> dict[str, float]:
     """The figures of one mode over its texts. tokens_per_s counts from the request, the link and prefill included."""
     tokens = sum(len(text["ids"]) for text in texts)
-    gaps = sorted(gap for text in texts for gap in gaps_ms(text["arrivals"]))
+    gaps = [gap for text in texts for gap in gaps_ms(text["arrivals"])]
     tally = {key: sum(text["tally"][key] for text in texts) for key in texts[0]["tally"]}
     judged = tally["guessed"] + tally["missed"]
     return {
         "tokens_per_s": round(tokens / sum(text["arrivals"][-1][0] for text in texts), 2),
         "itl_ms_p50": round(statistics.median(gaps), 1),
-        "itl_ms_p95": round(gaps[int(0.95 * (len(gaps) - 1))], 1),
+        "itl_ms_p95": round(p95(gaps), 1),
         "acceptance": round(tally["guessed"] / judged, 3) if judged else 0.0,
         "cloud_steps_per_token": round(tally["commits"] / tokens, 3),
-        "bytes_per_token": round(sum(text["bytes"] for text in texts) / tokens, 1),
+        "bytes_per_token": round(sum(text["bytes_up"] + text["bytes_down"] for text in texts) / tokens, 1),
         "first_token_ms": round(statistics.median(text["arrivals"][0][0] for text in texts) * 1e3, 1),
         "tokens": tokens,
     }
