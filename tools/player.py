@@ -132,11 +132,12 @@ def perform(repertoire: Repertoire, broker: BrokerConfig, state: Path) -> None:
     try:
         for line in sys.stdin:
             part = msgspec.json.decode(line, type=Part)
-            name = f"{part.mode}-{part.gamma}" if part.mode == "sync" else part.mode
-            if name not in boards:
-                config = _config(part, name, repertoire, broker, state)
-                boards[name] = Board(config, repertoire.drafter, present=False).start()
-            _play(boards[name], repertoire, part)
+            mode = f"{part.mode}-{part.gamma}" if part.mode == "sync" else part.mode
+            if mode not in boards:
+                # Names of one length, since they are a part of what crosses the wire.
+                config = _config(part, f"stage.board{len(boards):02}", repertoire, broker, state)
+                boards[mode] = Board(config, repertoire.drafter, present=False).start()
+            _play(boards[mode], repertoire, part)
     finally:
         for board in boards.values():
             board.close()
@@ -145,7 +146,7 @@ def perform(repertoire: Repertoire, broker: BrokerConfig, state: Path) -> None:
 def _config(part: Part, name: str, repertoire: Repertoire, broker: BrokerConfig, state: Path) -> EdgeConfig:
     mode = MODES[part.mode]
     return EdgeConfig(
-        device=DeviceConfig(name=f"stage.{name}", state=state / name),
+        device=DeviceConfig(name=name, state=state / name),
         broker=broker,
         drafter=DrafterConfig(model=repertoire.model),
         drafting=DraftingConfig(policy=mode.policy, gamma=part.gamma),  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from tools.bench import drafter, engine, law, verdict, wire
+from tools.bench import drafter, engine, law, link, verdict, wire
 from tools.bench.record import machine
 from tools.models import PAIRS, prepare
 
@@ -41,6 +41,7 @@ def overhead(pair: str, threads: int, rounds: int, max_tokens: int, parts: tuple
 
 
 main.add_command(law.main, "law")
+main.add_command(link.main, "link")
 
 
 if __name__ == "__main__":
