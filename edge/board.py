@@ -9,6 +9,7 @@ from queue import SimpleQueue
 
 import msgspec
 
+from edge.calibration import Calibration
 from edge.config import EdgeConfig
 from edge.drafters.base import Drafter
 from edge.journal import Entry, Journal
@@ -80,6 +81,7 @@ class Board:
         self.journal = Journal(config.device.state / "journal")
         self._drafter_free = threading.Lock()
         self._drafting: SessionRun | None = None
+        self._calibrations = {greedy: Calibration() for greedy in (True, False)}
         self._finding = threading.Lock()
         self._target: VerifierState | None = None
         self._watched = ""
@@ -170,7 +172,8 @@ class Board:
         request = entry.request
         journal = self.journal.begin(request) if fresh else self.journal.resume(request.session)
         drafting = self.config.drafting.policy != "none" and self._take_drafter()
-        policy = self.config.drafting.make() if drafting else NoDraftPolicy()
+        calibration = self._calibrations[request.sampling.greedy]
+        policy = self.config.drafting.make(calibration) if drafting else NoDraftPolicy()
         stream = Stream()
         window = Window(
             self.device,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from math import ceil, inf
+from statistics import median
 
 from edge.costs import PassCost
 
@@ -11,23 +12,16 @@ MARGIN_S = 0.004  # a message's own way through broker and gateway, and what the
 
 
 class Cadence:
-    """Seconds throughout. step_s: of the verifier; cost: of the drafter's passes; sent_at: when the last draft left.
-
-    round_trip_s: time from a draft to the first commit that knows of it, less a step; the lower quartile, since some
-    waited for a step to end and some steps are shorter than told. None until one was heard.
-    """
+    """Seconds throughout. step_s: of the verifier; cost: of the drafter's passes; sent_at: when the last draft left."""
 
     def __init__(self) -> None:
         self.step_s = 0.0
         self.cost = PassCost()
         self.sent_at = -inf
+        self.round_trip_s: float | None = None
         self._beat_at = -inf
         self._waiting: deque[tuple[int, float]] = deque(maxlen=64)
-        self._trips: deque[float] = deque(maxlen=32)
-
-    @property
-    def round_trip_s(self) -> float | None:
-        return sorted(self._trips)[len(self._trips) // 4] if self._trips else None
+        self._trips: deque[float] = deque(maxlen=15)
 
     def passed(self, rows: int, seconds: float) -> None:
         """A pass of the drafter over so many rows took this long."""
@@ -38,24 +32,30 @@ class Cadence:
         self.sent_at = now
         self._waiting.append((seq, now))
 
-    def beat(self, seq: int, now: float) -> None:
-        """A commit has come that knows of all drafts up to `seq`."""
+    def beat(self, seq: int, age_ms: int | None, now: float) -> None:
+        """A commit has come that knows of all drafts up to `seq`, the last of which the verifier had for `age_ms`."""
         self._beat_at = now
-        latest: float | None = None
+        sent_at: float | None = None
         while self._waiting and self._waiting[0][0] <= seq:
-            latest = self._waiting.popleft()[1]
-        if latest is not None:
-            self._trips.append(max(0.0, now - latest - self.step_s))
+            number, left_at = self._waiting.popleft()
+            sent_at = left_at if number == seq else None
+        if sent_at is not None and age_ms is not None:
+            self._trips.append(max(0.0, now - sent_at - age_ms / 1000))
+            self.round_trip_s = median(self._trips)
 
-    def departure(self, now: float) -> float:
-        """When gathered guesses should leave to be in time for a step of a verifier that steps without pause: as late
-        as the next pass allows, and once a step. Now, while the rhythm is not known.
+    def departure(self, now: float, pass_s: float) -> float:
+        """When gathered guesses should leave to be in time for a step of a verifier that steps without pause.
+
+        pass_s: of the pass that begins now, 0 when none does. Where it would end too late for the next step, what there
+        is leaves now; what is made just before the step's last moment may be in time and leaves too. Before the rhythm
+        is known, one draft a step leaves.
         """
         trip = self.round_trip_s
         if trip is None or not self.step_s:
             return max(now, self.sent_at + self.step_s)
-        lead = trip + MARGIN_S
-        # Steps begin at the verifier at beat + k * step, seen from here: what leaves `trip` earlier is in time for one.
-        first = self._beat_at - lead
-        k = ceil((max(now, self.sent_at + self.cost.first_s + MARGIN_S) - first) / self.step_s)
-        return first + k * self.step_s - self.cost.first_s
+        # Steps begin at the verifier at beat + k * step, seen from here: what leaves a round trip earlier is in time.
+        first = self._beat_at - trip
+        latest = first + ceil((now - first) / self.step_s) * self.step_s
+        if now >= latest - MARGIN_S or (pass_s and now + pass_s > latest - MARGIN_S):
+            return now
+        return inf if pass_s else latest - MARGIN_S

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from edge.auto import AutoPolicy
+from edge.calibration import Calibration
 from edge.policy import ChainPolicy, NoDraftPolicy, Policy, SyncPolicy, TreePolicy
 from edge.session import Timing
 from link.config import BrokerConfig, Section, named_by_section
@@ -49,14 +51,17 @@ class DraftingConfig(Section, frozen=True):
     verifier's cadence, else each leaves as soon as it is made.
     """
 
-    policy: Literal["chain", "tree", "sync", "none"] = "chain"
+    policy: Literal["auto", "chain", "tree", "sync", "none"] = "auto"
     lookahead: Positive = 24
     floor: Annotated[float, Meta(gt=0, lt=1)] = 0.05
     gamma: Positive = 4
     paced: bool = True
 
-    def make(self) -> Policy:
+    def make(self, calibration: Calibration | None = None) -> Policy:
+        """A policy for one session. calibration: what the board knows of its drafter, for `auto`."""
         match self.policy:
+            case "auto":
+                return AutoPolicy(calibration or Calibration(), paced=self.paced)
             case "chain":
                 return ChainPolicy(self.lookahead, self.floor, self.paced)
             case "tree":

@@ -8,13 +8,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
+from edge.pacing import FIRST_GUESSES, departure
 from edge.window import Window
 from protocol.tree import Node
-
-# Found by replaying recorded drafts: fewer steps and bytes, and hardly a token later.
-FIRST_GUESSES, UNSURE = 3, 0.5
-WORTH_A_MESSAGE = 0.12  # what is less likely to be still right waits for the verdict on what is under way
-GATHERED_SHARE = 0.85  # of a step that has begun with our last draft: what leaves then is in time for the next
 
 
 class Policy(Protocol):
@@ -22,38 +18,17 @@ class Policy(Protocol):
 
     candidates: int
 
-    def grow(self, window: Window) -> list[Node]:
+    def grow(self, window: Window, now: float) -> list[Node]:
         """Add guesses to the window's tree and name the nodes to evaluate in the next pass, parents first.
 
         Every evaluated node, the root too, has its candidates in its note. Empty: nothing is worth a pass now.
         """
 
-    def send_at(self, window: Window, now: float) -> float:
-        """When the unsent guesses should leave; inf while they should wait for something else to happen."""
+    def send_at(self, window: Window, now: float, pass_s: float) -> float:
+        """When the unsent guesses should leave; inf while they should wait for something else to happen.
 
-
-def gathered_send_at(window: Window, now: float, lookahead: int, paced: bool) -> float:
-    """When gathered guesses should leave; not paced, each leaves as soon as it is made.
-
-    A verifier that steps without pause takes them at its next step, so they leave just in time for that. One that
-    waits for drafts gets a few at once, or as many as the drafter is sure of, and what comes during a step before its
-    end.
-    """
-    unsent = window.unsent()
-    if not unsent:
-        return inf
-    if not paced:
-        return now
-    under_way = window.in_flight()
-    if under_way and max(node.note.path for node in unsent) < WORTH_A_MESSAGE:
-        return inf
-    if not window.request.patience_s:
-        return window.cadence.departure(now)
-    if not under_way:
-        tip = unsent[-1]
-        enough = len(unsent) >= min(FIRST_GUESSES, lookahead) or tip.note.path < UNSURE or not window.can_guess(tip)
-        return now if enough else inf
-    return window.cadence.sent_at + GATHERED_SHARE * window.cadence.step_s
+        pass_s: of the pass that begins now, 0 when none does; nothing can leave before its end.
+        """
 
 
 @dataclass(slots=True)
@@ -68,7 +43,7 @@ class ChainPolicy:
     paced: bool = True
     candidates: int = 1
 
-    def grow(self, window: Window) -> list[Node]:
+    def grow(self, window: Window, now: float) -> list[Node]:
         tip = window.tree.root
         while tip.children:
             tip = next(iter(tip.children.values()))
@@ -79,8 +54,8 @@ class ChainPolicy:
         best = tip.note.candidates[0]
         return [window.guess(tip, best.id, best.probability)]
 
-    def send_at(self, window: Window, now: float) -> float:
-        return gathered_send_at(window, now, self.lookahead, self.paced)
+    def send_at(self, window: Window, now: float, pass_s: float) -> float:
+        return departure(window, now, pass_s, paced=self.paced, enough=min(FIRST_GUESSES, self.lookahead))
 
     def _worth_it(self, window: Window, tip: Node) -> bool:
         if not window.can_guess(tip) or not tip.note.candidates:
@@ -103,7 +78,7 @@ class TreePolicy:
     paced: bool = True
     candidates: int = 3
 
-    def grow(self, window: Window) -> list[Node]:
+    def grow(self, window: Window, now: float) -> list[Node]:
         root = window.tree.root
         if root.note.candidates is None:
             return []
@@ -115,8 +90,8 @@ class TreePolicy:
         first = open_nodes[:1]
         return first + [node for node in open_nodes[1 : self.rows] if node.note.path >= self.floor]
 
-    def send_at(self, window: Window, now: float) -> float:
-        return gathered_send_at(window, now, self.lookahead, self.paced)
+    def send_at(self, window: Window, now: float, pass_s: float) -> float:
+        return departure(window, now, pass_s, paced=self.paced, enough=min(FIRST_GUESSES, self.lookahead))
 
     def _branch(self, window: Window, node: Node) -> None:
         depth = node.position - window.tree.root.position
@@ -139,14 +114,14 @@ class SyncPolicy:
     gamma: int = 4
     candidates: int = 1
 
-    def grow(self, window: Window) -> list[Node]:
-        if window.in_flight():
+    def grow(self, window: Window, now: float) -> list[Node]:
+        if window.in_flight:
             return []
-        return ChainPolicy(lookahead=self.gamma, floor=0.0).grow(window)
+        return ChainPolicy(lookahead=self.gamma, floor=0.0).grow(window, now)
 
-    def send_at(self, window: Window, now: float) -> float:
-        unsent = window.unsent()
-        if window.in_flight() or not unsent:
+    def send_at(self, window: Window, now: float, pass_s: float) -> float:
+        unsent = window.unsent
+        if window.in_flight or not unsent:
             return inf
         full = len(unsent) >= self.gamma or not window.can_guess(unsent[-1])
         return now if full else inf
@@ -158,8 +133,8 @@ class NoDraftPolicy:
 
     candidates: int = 1
 
-    def grow(self, window: Window) -> list[Node]:
+    def grow(self, window: Window, now: float) -> list[Node]:
         return []
 
-    def send_at(self, window: Window, now: float) -> float:
+    def send_at(self, window: Window, now: float, pass_s: float) -> float:
         return inf

@@ -201,9 +201,10 @@ class SessionRun:
             if self.drafter is not None and not window.done:
                 if self._unread:
                     work = self._reading()
-                elif nodes := self.policy.grow(window):
+                elif nodes := self.policy.grow(window, now):
                     work = self._guessing(nodes)
-            send_at = self.policy.send_at(window, now) if window.may_send else inf
+            pass_s = window.cadence.cost.of(len(work.rows)) if work else 0.0
+            send_at = self.policy.send_at(window, now, pass_s) if window.may_send else inf
             if send_at <= now:
                 window.flush(now)
                 send_at = inf

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from math import inf
 
 from edge.cadence import Cadence
+from edge.drafters.base import Candidate
 from edge.session import Guess, Request, Send, Tally, Timing
 from protocol import topics
 from protocol.errors import SessionError
@@ -35,7 +36,9 @@ LEAST_PROBABILITY = 1e-6
 class Window:
     """The session's state. Actions gather in an outbox (`take`); moves of the text gather for the drafter (`moves`).
 
-    text: [frontier] ids, prompt first. tree: guesses behind it, each with a `Guess` in its note.
+    text: [frontier] ids, prompt first. tree: guesses behind it, each with a `Guess` in its note; unsent: those that no
+    draft has carried yet. outcomes: (candidates, depth, id) of positions that were guessed and are now decided, for
+    whoever learns from them.
     """
 
     def __init__(
@@ -76,6 +79,8 @@ class Window:
         self._seq = 0
         self._outbox: list[Send] = []
         self.moves: list[tuple[list[int], list[Node]]] = []
+        self.outcomes: list[tuple[list[Candidate], int, int]] = []
+        self.unsent: list[Node] = []
 
     # -- questions ------------------------------------------------------------------------------------------------
 
@@ -115,12 +120,10 @@ class Window:
         last = self.prompt_len + self.request.max_tokens - 1
         return len(self.tree) < self.num_rows and parent.position + 1 < last
 
-    def unsent(self) -> list[Node]:
-        return [node for node in self.tree if node.note.seq is None]
-
+    @property
     def in_flight(self) -> int:
         """Guesses that were sent and are not decided yet."""
-        return sum(node.note.seq is not None for node in self.tree)
+        return len(self.tree) - len(self.unsent)
 
     def holds(self, node: Node) -> bool:
         """Whether the node is still the root or a guess behind it."""
@@ -133,13 +136,15 @@ class Window:
         node = self.tree.add(parent, id)
         if node.note is None:
             node.note = Guess(path=parent.note.path * max(probability, LEAST_PROBABILITY))
+            self.unsent.append(node)
         return node
 
     def flush(self, now: float) -> None:
         """Send the guesses that were not sent yet, as one draft."""
-        fresh = set(self.unsent())
-        if not fresh or not self.may_send:
+        if not self.unsent or not self.may_send:
             return
+        fresh = set(self.unsent)
+        self.unsent = []
         graft, nodes = spanning(self.tree, fresh)
         index = {node: i for i, node in enumerate(nodes)}
         self._seq += 1
@@ -321,7 +326,7 @@ class Window:
         fresh = ids[known:]
         if fresh:
             self._append(fresh)
-            self.cadence.beat(self._latest_seen(message), now)
+            self.cadence.beat(self._latest_seen(message), message.age_ms, now)
             self.tally.commits += 1
         if message.finish and message.base + len(ids) == self.frontier:
             self.finish = message.finish
@@ -335,10 +340,14 @@ class Window:
             self._hashes.append(extend_hash(self._hashes[-1], id))
         before = self.tree.root
         kept = self.tree.advance(ids)
+        for node, id in zip([before, *kept], ids, strict=False):
+            if node.note.candidates:
+                self.outcomes.append((node.note.candidates, node.note.depth, id))
         stopped_at = kept[-1] if kept else before
         self.tally.missed += len(kept) < len(ids) and bool(stopped_at.children)
         if self.tree.root.note is None:
             self.tree.root.note = Guess()
+        self.unsent = [node for node in self.unsent if self.holds(node)]
         scale = self.tree.root.note.path
         for node in self.tree:
             node.note.path /= scale
@@ -361,6 +370,7 @@ class Window:
             self.tally.ignored["lost drafts"] += 1
             for node in seen:
                 node.note.seq = None
+            self._list_unsent()
 
     def _on_error(self, message: Error, now: float) -> None:
         ours = message.session == self.request.session or (self.owned and message.handle == self._handle)
@@ -444,6 +454,10 @@ class Window:
     def _forget_sent(self) -> None:
         for node in self.tree:
             node.note.seq = None
+        self._list_unsent()
+
+    def _list_unsent(self) -> None:
+        self.unsent = [node for node in self.tree if node.note.seq is None]
 
     def _prune(self) -> None:
         """Drop the latest guesses that are over a new owner's limits."""
@@ -456,6 +470,7 @@ class Window:
                     first = next(iter(node.parent.children.values()))
                     if node is not first:
                         self.tree.drop(node)
+        self._list_unsent()
 
 
 def spanning(tree: DraftTree, fresh: set[Node]) -> tuple[Node, list[Node]]:

@@ -140,6 +140,8 @@ class Commit(Message, frozen=True, tag=TAGS + 4):
 
     seq, held: the last draft seen, and how many guesses of this session are still held after this commit.
     step_us: time of the verifier's step, where it has changed. advice: draft rows a step that are welcome, likewise.
+    age_ms: how long before this commit left the draft `seq` had come, in the first commit that knows of it: what
+    remains of the time since it was sent is the round trip.
     """
 
     handle: Handle
@@ -152,6 +154,7 @@ class Commit(Message, frozen=True, tag=TAGS + 4):
     finish: Finish = ""
     step_us: Count | None = None
     advice: Count | None = None
+    age_ms: Count | None = None
 
 
 class Resync(Message, frozen=True, tag=TAGS + 5):

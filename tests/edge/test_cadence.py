@@ -2,68 +2,72 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from math import inf
 
 import pytest
 
 from edge.cadence import MARGIN_S, Cadence
 
-STEP, TRIP, PASS = 0.060, 0.080, 0.010
+STEP, TRIP = 0.060, 0.080
+BEAT = 1.0  # a commit came then: steps begin, as the board must count them, at BEAT - TRIP + k * STEP
 
 
-def heard(*, delay: float = 0.0) -> Cadence:
-    """A draft left at 0; the step that took it began when it arrived plus `delay`, its commit came a step later."""
+def heard(*, waited: float = 0.0) -> Cadence:
+    """A draft was on its way for TRIP in both directions, waited for a step and was certified in one."""
     cadence = Cadence()
-    cadence.step_s, cadence.cost.first_s = STEP, PASS
-    cadence.sent(1, 0.0)
-    cadence.beat(1, TRIP + delay + STEP)
+    cadence.step_s = STEP
+    cadence.sent(1, BEAT - TRIP - waited - STEP)
+    cadence.beat(1, round(1000 * (waited + STEP)), BEAT)
     return cadence
 
 
-def test_the_round_trip_is_the_least_that_was_heard():
-    cadence = heard(delay=0.03)
-    assert cadence.round_trip_s == pytest.approx(TRIP + 0.03)
-    cadence.sent(2, 1.0)
-    cadence.sent(3, 1.05)
-    cadence.beat(3, 1.05 + TRIP + STEP)
+@pytest.mark.parametrize("waited", [0.0, 0.013, 0.055])
+def test_the_round_trip_is_what_the_verifier_does_not_account_for(waited):
+    assert heard(waited=waited).round_trip_s == pytest.approx(TRIP, abs=0.0006)
+
+
+def test_a_commit_that_knows_of_nothing_new_or_lost_the_latest_says_nothing_of_the_link():
+    cadence = heard()
+    cadence.beat(1, None, BEAT + 9)
+    cadence.sent(2, BEAT + 9.1)
+    cadence.sent(3, BEAT + 9.2)
+    cadence.beat(4, 60, BEAT + 10)
     assert cadence.round_trip_s == pytest.approx(TRIP)
-    cadence.beat(3, 2.0)
-    assert cadence.round_trip_s == pytest.approx(TRIP), "a commit that knows of nothing new says nothing of the link"
 
 
-def test_it_leaves_in_time_for_a_step_and_no_earlier_than_a_pass_before():
+def test_one_odd_trip_does_not_move_the_rhythm():
     cadence = heard()
-    beat = TRIP + STEP
-    now = beat + 0.001
-    leaves = cadence.departure(now)
-    arrives_for = leaves + PASS + MARGIN_S + TRIP
-    steps = (arrives_for - beat) / STEP
-    assert steps == pytest.approx(round(steps)), "with one more pass it would still reach the beginning of a step"
-    assert now - PASS <= leaves <= now + STEP
+    for seq in range(2, 6):
+        at = BEAT + seq
+        cadence.sent(seq, at)
+        cadence.beat(seq, 60, at + STEP + (0.5 if seq == 3 else TRIP))
+    assert cadence.round_trip_s == pytest.approx(TRIP)
 
 
-def test_it_leaves_once_a_step():
+def test_while_another_pass_ends_in_time_guesses_stay_and_else_they_leave():
     cadence = heard()
-    now, departures = 0.2, []
-    for seq in range(2, 12):
-        now = max(now, cadence.departure(now))
-        cadence.sent(seq, now)
-        departures.append(now)
-        now += 0.001
-    gaps = [b - a for a, b in pairwise(departures)]
-    assert all(gap == pytest.approx(STEP) for gap in gaps[1:])
+    latest = BEAT - TRIP + 2 * STEP
+    now = latest - 0.020
+    assert cadence.departure(now, pass_s=0.020 - MARGIN_S - 0.001) == inf
+    assert cadence.departure(now, pass_s=0.020 - MARGIN_S + 0.001) == now
+
+
+def test_an_idle_board_waits_for_the_last_safe_moment():
+    cadence = heard()
+    latest = BEAT - TRIP + 2 * STEP
+    assert cadence.departure(latest - 0.030, pass_s=0.0) == pytest.approx(latest - MARGIN_S)
+
+
+def test_what_is_made_just_before_a_step_leaves_too_and_after_it_waits_for_the_next():
+    cadence = heard()
+    latest = BEAT - TRIP + 2 * STEP
+    assert cadence.departure(latest - MARGIN_S / 2, pass_s=0.001) == latest - MARGIN_S / 2
+    assert cadence.departure(latest + 0.001, pass_s=0.010) == inf
 
 
 def test_before_the_rhythm_is_known_the_first_leaves_at_once_and_the_next_a_step_later():
     cadence = Cadence()
-    assert cadence.departure(5.0) == 5.0
+    assert cadence.departure(5.0, 0.0) == 5.0
     cadence.step_s = STEP
     cadence.sent(1, 5.0)
-    assert cadence.departure(5.01) == pytest.approx(5.0 + STEP)
-
-
-def test_a_pass_is_learned_smoothly():
-    cadence = Cadence()
-    cadence.passed(1, 0.010)
-    cadence.passed(1, 0.020)
-    assert 0.010 < cadence.cost.first_s < 0.015
+    assert cadence.departure(5.01, 0.0) == pytest.approx(5.0 + STEP)

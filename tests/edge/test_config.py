@@ -6,8 +6,9 @@ from math import inf
 
 import pytest
 
+from edge.auto import AutoPolicy
 from edge.config import EdgeConfig
-from edge.policy import ChainPolicy, NoDraftPolicy, SyncPolicy, TreePolicy
+from edge.policy import NoDraftPolicy, SyncPolicy, TreePolicy
 from edge.session import Timing
 from link.config import load
 from protocol.errors import ConfigError
@@ -27,7 +28,7 @@ def test_the_least_file_has_defaults_for_the_rest(tmp_path):
     assert config.drafter.model == tmp_path / "models/small"
     assert config.timing.timing() == Timing()
     assert config.session.sampling(7).greedy and config.session.patience_s == 0.0
-    assert isinstance(config.drafting.make(), ChainPolicy)
+    assert isinstance(config.drafting.make(), AutoPolicy)
 
 
 def test_every_section_is_read(tmp_path):

@@ -46,7 +46,7 @@ def passes(policy, session: Window, most: int = 100, ranked=SURE) -> list[list[N
     """Draft until the policy wants no more."""
     evaluate(policy, session, [session.tree.root], ranked)
     done = []
-    while len(done) < most and (nodes := policy.grow(session)):
+    while len(done) < most and (nodes := policy.grow(session, 0.0)):
         done.append(nodes)
         evaluate(policy, session, nodes, ranked)
     return done
@@ -89,7 +89,7 @@ def test_nothing_is_guessed_past_the_owners_limit_or_for_the_last_token(policy):
 
 @pytest.mark.parametrize("policy", [ChainPolicy(), TreePolicy()])
 def test_while_the_text_is_unread_there_is_nothing_to_grow_from(policy):
-    assert policy.grow(window()) == []
+    assert policy.grow(window(), 0.0) == []
 
 
 def test_after_a_commit_the_chain_goes_on_from_what_was_right():
@@ -97,13 +97,13 @@ def test_after_a_commit_the_chain_goes_on_from_what_was_right():
     policy = ChainPolicy(lookahead=4, floor=0.01)
     passes(policy, session)
     commit(session, [1, 1])
-    (node,) = policy.grow(session)
+    (node,) = policy.grow(session, 0.0)
     assert node.position == session.frontier + 2
     evaluate(policy, session, [node])
     commit(session, [9])
-    assert policy.grow(session) == []
+    assert policy.grow(session, 0.0) == []
     evaluate(policy, session, [session.tree.root])
-    (node,) = policy.grow(session)
+    (node,) = policy.grow(session, 0.0)
     assert node.position == session.frontier
 
 
@@ -111,7 +111,7 @@ def test_a_guess_whose_evaluation_is_missing_is_evaluated_before_it_is_built_on(
     session = window()
     tip = session.guess(session.tree.root, 1, 0.9)
     evaluate(ChainPolicy(), session, [session.tree.root])
-    assert ChainPolicy().grow(session) == [tip]
+    assert ChainPolicy().grow(session, 0.0) == [tip]
 
 
 def test_a_tree_branches_where_the_drafter_is_unsure_and_not_where_it_is_sure():
@@ -141,62 +141,62 @@ def test_a_tree_is_a_chain_for_an_owner_that_takes_chains():
 @pytest.mark.parametrize("policy", [ChainPolicy(), TreePolicy()])
 def test_a_verifier_that_waits_gets_a_few_guesses_at_once_and_the_rest_before_its_step_ends(policy):
     session = window(step_us=100_000, patience_s=inf)
-    assert policy.send_at(session, 1.0) == inf
+    assert policy.send_at(session, 1.0, 0.0) == inf
     tip = session.tree.root
     for id in (1, 2):
         tip = session.guess(tip, id, 0.95)
-        assert policy.send_at(session, 1.0) == inf
+        assert policy.send_at(session, 1.0, 0.0) == inf
     tip = session.guess(tip, 3, 0.95)
-    assert policy.send_at(session, 1.0) == 1.0
+    assert policy.send_at(session, 1.0, 0.0) == 1.0
     session.flush(1.0)
-    assert policy.send_at(session, 1.0) == inf
+    assert policy.send_at(session, 1.0, 0.0) == inf
     session.guess(tip, 4, 0.9)
-    assert policy.send_at(session, 1.01) == pytest.approx(1.085)
+    assert policy.send_at(session, 1.01, 0.0) == pytest.approx(1.085)
     commit(session, [9])
     session.guess(session.tree.root, 1, 0.4)
-    assert policy.send_at(session, 1.02) == 1.02, "an unsure guess is not worth waiting for company"
+    assert policy.send_at(session, 1.02, 0.0) == 1.02, "an unsure guess is not worth waiting for company"
 
 
 def test_a_verifier_that_never_waits_gets_drafts_once_a_step():
     session = window(step_us=100_000)
     policy = ChainPolicy()
     tip = session.guess(session.tree.root, 1, 0.9)
-    assert policy.send_at(session, 1.0) == 1.0
+    assert policy.send_at(session, 1.0, 0.0) == 1.0
     session.flush(1.0)
     session.guess(tip, 2, 0.9)
-    assert policy.send_at(session, 1.01) == pytest.approx(1.1)
+    assert policy.send_at(session, 1.01, 0.0) == pytest.approx(1.1)
 
 
 def test_a_short_lookahead_does_not_wait_for_guesses_that_never_come():
     session = window(patience_s=inf)
     session.guess(session.tree.root, 1, 0.99)
-    assert ChainPolicy(lookahead=1).send_at(session, 1.0) == 1.0
+    assert ChainPolicy(lookahead=1).send_at(session, 1.0, 0.0) == 1.0
 
 
 def test_sync_sends_gamma_guesses_and_waits_for_the_verdict():
     policy = SyncPolicy(gamma=3)
     session = window()
     evaluate(policy, session, [session.tree.root])
-    while nodes := policy.grow(session):
+    while nodes := policy.grow(session, 0.0):
         if len(session.tree) < 3:
-            assert policy.send_at(session, 1.0) == inf
+            assert policy.send_at(session, 1.0, 0.0) == inf
         evaluate(policy, session, nodes)
-    assert len(session.tree) == 3 and policy.send_at(session, 1.0) == 1.0
+    assert len(session.tree) == 3 and policy.send_at(session, 1.0, 0.0) == 1.0
     session.flush(1.0)
-    assert policy.grow(session) == [] and policy.send_at(session, 1.0) == inf
+    assert policy.grow(session, 0.0) == [] and policy.send_at(session, 1.0, 0.0) == inf
     commit(session, [1, 1, 1, 5])
     evaluate(policy, session, [session.tree.root])
-    assert len(policy.grow(session)) == 1
+    assert len(policy.grow(session, 0.0)) == 1
 
 
 def test_sync_sends_fewer_where_the_text_ends():
     policy = SyncPolicy(gamma=5)
     session = window(max_tokens=3)
     passes(policy, session)
-    assert len(session.tree) == 2 and policy.send_at(session, 1.0) == 1.0
+    assert len(session.tree) == 2 and policy.send_at(session, 1.0, 0.0) == 1.0
 
 
 def test_no_drafts():
     session = window()
     evaluate(NoDraftPolicy(), session, [session.tree.root])
-    assert NoDraftPolicy().grow(session) == [] and NoDraftPolicy().send_at(session, 1.0) == inf
+    assert NoDraftPolicy().grow(session, 0.0) == [] and NoDraftPolicy().send_at(session, 1.0, 0.0) == inf

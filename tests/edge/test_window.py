@@ -290,14 +290,14 @@ def test_a_draft_carries_the_new_guesses_once():
     session.flush(0.2)
     (second,) = said(session)
     assert (second.base, second.ids, second.seq) == (5, (3,), first.seq + 1)
-    assert session.in_flight() == 3 and session.unsent() == []
+    assert session.in_flight == 3 and session.unsent == []
 
 
 def test_nothing_is_drafted_to_nobody():
     session = window()
     grow(session, [1, 2])
     session.flush(0.0)
-    assert said(session) == [] and len(session.unsent()) == 2
+    assert said(session) == [] and len(session.unsent) == 2
     session.tick(0.0)
     session.receive(opened(), 0.1)
     session.flush(0.1)
@@ -778,7 +778,7 @@ def test_drafts_give_the_verifier_exactly_the_windows_tree(operations, trees):
     flush()
     assert session.text == ledger.text
     assert ids_of(session.tree) == ids_of(ledger.tree)
-    assert session.unsent() == []
+    assert session.unsent == []
 
 
 def test_after_a_restart_the_former_owner_is_asked_first_and_the_share_where_it_is_gone():

@@ -71,6 +71,10 @@ GOLDEN = {
         Commit(7, 2, 131, 0xDEADBEEF, Ids(), 3, 12, "stop", 61_000, 24),
         "9b140702cc83cedeadbeefc400030ca473746f70cdee4818",
     ),
+    "commit, aged": (
+        Commit(7, 2, 131, 0xDEADBEEF, Ids((5,)), 3, age_ms=75),
+        "9c140702cc83cedeadbeefc4010503" + "00a0c0c04b",
+    ),
     "resync": (Resync(7, 2, 131, 1), "95150702cc8301"),
     "resync, ask alone": (Resync(7, 2, 131, 1, True, True), "97150702cc8301c3c3"),
     "close": (Close(5, 2, "done"), "94160502a4646f6e65"),
@@ -100,8 +104,8 @@ def test_golden_bytes(name):
 
 
 def test_an_older_side_skips_fields_that_it_does_not_know():
-    fields = msgspec.msgpack.decode(encode(GOLDEN["commit, long"][0]))
-    assert decode(msgspec.msgpack.encode([*fields, "new", 7])) == GOLDEN["commit, long"][0]
+    fields = msgspec.msgpack.decode(encode(GOLDEN["commit, aged"][0]))
+    assert decode(msgspec.msgpack.encode([*fields, "new", 7])) == GOLDEN["commit, aged"][0]
 
 
 def test_a_newer_side_fills_in_fields_that_are_missing():

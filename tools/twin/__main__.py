@@ -89,7 +89,7 @@ def main(
     if as_json:
         click.echo(json.dumps(found))
         return
-    table = Table("figure", "value", title=f"{chosen.title}: {devices} × {board}, {rtt_ms:g} ms away")
+    table = Table("figure", "value", title=f"{chosen.title}: {devices} of {board}, {rtt_ms:g} ms away")
     for name, value in found.items():
         table.add_row(name, str(value))
     Console().print(table)

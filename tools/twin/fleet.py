@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from cloud.config import SchedulerConfig
 from cloud.scheduler import Scheduler
 from cloud.verifier import Bounds
+from edge.calibration import Calibration
 from edge.config import DraftingConfig
-from edge.policy import Policy
 from edge.runtime import SessionRun
 from edge.session import Request, Timing
 from edge.window import Window
@@ -69,6 +69,7 @@ def simulate(scene: Scene) -> Result:
     clouds = [Cloud(world, f"v{i}", engine, scheduler, bounds) for i, engine in enumerate(engines)]
     texts = scene.texts or len(scene.scripts)
     result = Result(stories=[[] for _ in range(scene.devices)])
+    calibrations = [Calibration() for _ in range(scene.devices)]
     starts = random.Random(scene.seed)
     unfinished = scene.devices
 
@@ -88,7 +89,7 @@ def simulate(scene: Scene) -> Result:
             len(script.trace.target),
             patience_s=scene.patience_s,
         )
-        policy: Policy = scene.drafting.make()
+        policy = scene.drafting.make(calibrations[device])
 
         def make(board: Board) -> SessionRun:
             window = Window(f"twin.b{device}", request, timing=Timing(), now=world.now)

@@ -95,10 +95,11 @@ class Cloud(Verifier):
         self.world = world
         self.stopped = self._busy = False
         self._wake_at = inf
+        self._inbox: list[tuple[str, bytes, float]] = []
         world.verifiers[name] = self
 
     def receive_payload(self, topic: str, payload: bytes) -> None:
-        self.receive(topic, payload, self.world.now)
+        self._inbox.append((topic, payload, self.world.now))
         if not self._busy:
             self.look()
 
@@ -107,6 +108,9 @@ class Cloud(Verifier):
         world = self.world
         if self.stopped or self._busy:
             return
+        for message in self._inbox:
+            self.receive(*message)
+        self._inbox.clear()
         self.tick(world.now)
         plan = self.plan(world.now)
         self._post()

@@ -1,0 +1,129 @@
+"""The policy that measures: which guesses are worth a pass, a row and a message, on this board, over this link."""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+from math import ceil
+
+from edge.calibration import Calibration
+from edge.pacing import departure
+from edge.window import Window
+from protocol.tree import Node
+
+LEAST_GAIN = 0.02  # expected tokens below which a pass is not worth its energy
+LEAST_LEAF = 0.02  # expected tokens below which a guess is not worth its bytes
+SIBLINGS_ROOM = 0.75  # of the guesses that are welcome: the rest is kept for going deeper
+ROW_PRICE = 2.0  # a further row must earn this many times its share of the pass; found by replaying recorded drafts
+MOST_ROWS = 8  # of one pass
+HOPELESS, EVIDENCE = 0.2, 32  # first guesses right, and positions judged, after which a patient verifier is let go
+
+
+class AutoPolicy:
+    """Best first over a tree of guesses.
+
+    The likeliest open nodes are evaluated together, as many as raise the pass's expected tokens a second: the k-th is
+    taken while `P_k (1 + r (k-1)) > r (P_1 + … + P_{k-1})`, where P is a node's calibrated probability of being on
+    the target's path and r the measured price of a row. Every candidate of an evaluated node that is likely enough
+    becomes a guess; a guess costs the board nothing until it is evaluated itself.
+    """
+
+    candidates = 6
+
+    def __init__(self, calibration: Calibration, *, paced: bool = True) -> None:
+        self.calibration, self.paced = calibration, paced
+        self._root: Node | None = None
+        self._open: list[tuple[float, int, Node]] = []
+        self._number = count()
+        self._picked: list[Node] = []
+        self._judged = 0
+        self._right = 0.0
+
+    def grow(self, window: Window, now: float) -> list[Node]:
+        if window.outcomes:
+            self._learn(window)
+        if self._hopeless(window):
+            window.give_up_drafting(now)
+        root = window.tree.root
+        if root.note.candidates is None or window.alone:
+            return []
+        most = self._most(window)
+        if root is not self._root:
+            self._root = root
+            self._restart(window, most)
+        else:
+            for node in self._picked:
+                self._branch(window, node, most)
+        self._picked = self._pick(window)
+        return self._picked
+
+    def send_at(self, window: Window, now: float, pass_s: float) -> float:
+        return departure(window, now, pass_s, paced=self.paced)
+
+    # -- details --------------------------------------------------------------------------------------------------
+
+    def _learn(self, window: Window) -> None:
+        for candidates, depth, id in window.outcomes:
+            self.calibration.saw(candidates, depth, id)
+            self._judged += 1
+            self._right += (float(candidates[0].id == id) - self._right) * max(1 / self._judged, 1 / EVIDENCE)
+        window.outcomes.clear()
+
+    def _hopeless(self, window: Window) -> bool:
+        """Whether a verifier that waits for these drafts waits in vain."""
+        return window.request.patience_s > 0 and self._judged >= EVIDENCE and self._right < HOPELESS
+
+    def _most(self, window: Window) -> int:
+        """How many guesses are welcome at once: what the verifier takes in the steps that begin until its verdict on
+        what leaves now is here.
+        """
+        if window.advice is None:
+            return window.num_rows
+        step_s, trip_s = window.cadence.step_s, window.cadence.round_trip_s or 0.0
+        steps = 1 + ceil((trip_s + window.cadence.cost.first_s) / step_s) if step_s else 2
+        return min(window.num_rows, window.advice * steps)
+
+    def _restart(self, window: Window, most: int) -> None:
+        """The text has moved: its guesses are what is left of them."""
+        self._open = []
+        for node in [window.tree.root, *window.tree]:
+            if node.note.row is None:
+                self._offer(node)
+            elif not node.children and node.note.candidates:
+                self._branch(window, node, most)
+
+    def _branch(self, window: Window, node: Node, most: int) -> None:
+        """Make guesses of a node's candidates."""
+        note = node.note
+        if not note.candidates:
+            return
+        path, tree = note.path, window.tree
+        note.depth = depth = node.position - tree.root.position + 1
+        best, *others = note.candidates
+        share = self.calibration.first(best.probability, depth)
+        if path * share >= LEAST_GAIN and len(tree) < most and window.can_guess(node):
+            self._offer(window.guess(node, best.id, share))
+        if not window.branches:
+            return
+        room = int(SIBLINGS_ROOM * most)
+        least = max(LEAST_LEAF, 0.5 / most) if most else 1.0
+        for other in others:
+            share = self.calibration.sibling(other.probability)
+            if path * share >= least and len(tree) < room and window.can_guess(node):
+                self._offer(window.guess(node, other.id, share))
+
+    def _offer(self, node: Node) -> None:
+        heapq.heappush(self._open, (-node.note.path, next(self._number), node))
+
+    def _pick(self, window: Window) -> list[Node]:
+        heap = self._open
+        picked: list[Node] = []
+        price = window.cadence.cost.share * ROW_PRICE
+        total = 0.0
+        while heap and len(picked) < MOST_ROWS:
+            gain = -heap[0][0]
+            if gain < LEAST_GAIN or (picked and gain * (1 + price * (len(picked) - 1)) <= price * total):
+                break
+            picked.append(heapq.heappop(heap)[2])
+            total += gain
+        return picked
