@@ -56,7 +56,7 @@ class NumericsConfig(Section, frozen=True):
 class SchedulerConfig(Section, frozen=True):
     """rows: most rows of one step; prefill_chunk: most rows of one session's prefill in a step."""
 
-    rows: Positive = 64
+    rows: Positive = 512
     prefill_chunk: Positive = 64
 
     def scheduler(self) -> Scheduler:

@@ -6,13 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+from cloud.acceptance import Rates
+from cloud.advice import Advice
 from protocol.messages import Commit, Draft, FinishReason, Limits, Open, Opened
 from protocol.text import Ids, extend_hash, owner_hash, prefix_hashes
 from protocol.tree import DraftTree, Node, parents_of
 
+SESSION_FADE = 0.97  # of what was seen of a session's guesses, a guess
+
 
 class LedgerError(ValueError):
     """A draft or a claim that cannot be: the session is quarantined."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """Bounds of a tenant's patience. least_s: how long its sessions are held while the verifier is crowded, whatever
+    their devices wish; most_s: how long at all.
+    """
+
+    least_s: float = 0.0
+    most_s: float = inf
 
 
 @dataclass(slots=True)
@@ -42,11 +56,16 @@ class Ledger:
         limits: Limits,
         now: float,
         quiet_s: float = inf,
+        contract: Contract | None = None,
+        fleet: Rates | None = None,
     ) -> None:
+        """contract: the tenant's; fleet: how the guesses of all sessions fare, where this one is known too little."""
         self.device, self.session = device, opened.session
         self.verifier, self.handle, self.key, self.limits = verifier, handle, key, limits
         self.prompt_len, self.sampling, self.max_tokens = opened.prompt_len, opened.sampling, opened.max_tokens
         self.quiet_s = quiet_s
+        self.contract = contract or Contract()
+        self.acceptance = Rates(fleet or Rates(), SESSION_FADE)
         self.stop_ids = frozenset(opened.stop_ids)
         self.text = list(opened.ids)
         self.steps = 0
@@ -74,8 +93,9 @@ class Ledger:
         """Whether the text may grow: it is not complete, and the device is not too far behind."""
         return not self.finish and self.frontier - self.device_has < self.limits.ahead
 
-    def due_at(self) -> float:
-        """When the session wants a root row: at once with drafts, else when its patience is over.
+    def due_at(self, crowded: bool = False) -> float:
+        """When the session wants a root row: at once with drafts, else when its patience is over, which is at least
+        the tenant's in a crowd.
 
         The last token cannot be drafted to any use, so nobody waits for a draft of it. Never, while the device has not
         been heard of since long before the last commit: it may be gone, and another verifier may have its session.
@@ -84,19 +104,21 @@ class Ledger:
             return inf
         if len(self.tree) or self.frontier == self.last_position:
             return self.idle_since
-        return self.idle_since + self.patience_s
+        return self.idle_since + (self.crowded_patience_s if crowded else self.patience_s)
 
-    def draft_rows(self, most: int) -> list[Node]:
-        """Up to `most` guesses to certify, parents first, none behind the last position that may be filled."""
-        # The step draws one token behind the deepest accepted guess, so a guess for the last position buys nothing.
-        deepest = min(self.last_position - 1, self.device_has + self.limits.ahead - 1)
-        rows: list[Node] = []
-        for node in self.tree:
-            if len(rows) == most:
-                break
-            if node.position <= deepest:
-                rows.append(node)
-        return rows
+    @property
+    def deepest(self) -> int:
+        """The last position whose guess is worth a row.
+
+        The step draws one token behind the deepest accepted guess, so one for the last position buys nothing.
+        """
+        return min(self.last_position - 1, self.device_has + self.limits.ahead - 1)
+
+    def guesses_behind(self, node: Node) -> list[tuple[float, Node]]:
+        """The guesses for the position after `node` that are worth a row, with their chances if `node` is right."""
+        if not node.children or node.position >= self.deepest:
+            return []
+        return self.acceptance.of_children(node.position - self.tree.root.position, node.children)
 
     def hash_at(self, length: int) -> int | None:
         """The hash of the text's first `length` ids, where that is at least the prompt."""
@@ -116,15 +138,17 @@ class Ledger:
     def renew(self, opened: Open, now: float) -> None:
         """The device owns the text under this epoch: facts stay, guesses and what it was told go."""
         self.epoch = opened.epoch
-        self.patience_s = inf if opened.patience_ms is None else opened.patience_ms / 1000
+        self._hold(inf if opened.patience_ms is None else opened.patience_ms / 1000)
         before = prefix_hashes(owner_hash(self.session, self.verifier, self.epoch), self.text)
         self.hashes = before[self.prompt_len :]
         self.tree = DraftTree(self.text[-1], len(self.text), self.hashes[-1])
         self.device_has = len(opened.ids)
         self.seq = 0
         self.spoke = False
+        self._drafted_at: float | None = None
         self.heard_at = self.idle_since = self.told_at = now
         self._early: list[tuple[Draft, int]] = []
+        self._advice = Advice()
         self._told_advice: int | None = None
         self._told_step_us = 0
 
@@ -138,11 +162,19 @@ class Ledger:
             raise LedgerError(f"the device's text differs within its first {have} tokens")
         self.device_has = max(self.device_has, have)
 
+    def left_alone(self) -> None:
+        """The device drafts no more for this text: nobody waits for it."""
+        self.patience_s = self.crowded_patience_s = 0.0
+
+    def advise(self, price: float) -> int:
+        """Draft rows a step that are welcome, where a row must be right with a chance of `price`."""
+        return self._advice.update(self.acceptance, price, self.limits.draft_rows)
+
     def graft(self, draft: Draft, now: float) -> Grafted:
         """Add a draft's guesses to the tree. Raises LedgerError for one that breaks the announced limits."""
         parents = self._check(draft)
         self.heard(draft.have, None, now)
-        self.seq = draft.seq
+        self.seq, self._drafted_at = draft.seq, now
         result = self._place(draft, parents)
         if result.held:
             self._early = [*self._early[-3:], (draft, self.steps)]
@@ -161,6 +193,7 @@ class Ledger:
             self.finish = self._finish_at(self.frontier - 1)
             if self.finish:
                 break
+        self._judge(ids)
         guessed = len(self.tree.advance(ids))
         self.steps += 1
         self.idle_since = now
@@ -170,7 +203,8 @@ class Ledger:
     def opened(self, now: float, step_us: int) -> Opened:
         """The answer to the session's open, as often as it is asked."""
         self.told_at = now
-        patience = None if self.patience_s == inf else round(self.patience_s * 1000)
+        held_s = self.crowded_patience_s
+        patience = None if held_s == inf else round(held_s * 1000)
         return Opened(
             self.session, self.epoch, self.verifier, self.handle, self.frontier, self.limits, step_us, patience
         )
@@ -196,9 +230,32 @@ class Ledger:
             self.finish,
             step_us if moved else None,
             advised,
+            self._age_ms(now),
         )
 
     # -- details --------------------------------------------------------------------------------------------------
+
+    def _age_ms(self, now: float) -> int | None:
+        """How long ago the latest draft came, told once of each."""
+        drafted_at, self._drafted_at = self._drafted_at, None
+        return None if drafted_at is None else round(1000 * (now - drafted_at))
+
+    def _hold(self, wish_s: float) -> None:
+        self.patience_s = min(wish_s, self.contract.most_s)
+        self.crowded_patience_s = min(max(wish_s, self.contract.least_s), self.contract.most_s)
+
+    def _judge(self, ids: Sequence[int]) -> None:
+        """Learn from the guesses that the new text decides, also from those that had no row in the step."""
+        node = self.tree.root
+        if not node.children:
+            self.acceptance.age()
+        for depth, id in enumerate(ids):
+            if not node.children:
+                break
+            self.acceptance.judge(depth, node.children, id)
+            if id not in node.children:
+                break
+            node = node.children[id]
 
     def _finish_at(self, position: int) -> str:
         if self.text[position] in self.stop_ids:

@@ -5,15 +5,18 @@ is handed in, and no message is ever waited for.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 from statistics import median
 
+from cloud.acceptance import Rates
+from cloud.cost import StepCost
 from cloud.engines.base import Engine, Outcome, Plan
-from cloud.ledger import Ledger, LedgerError
-from cloud.scheduler import Scheduler
+from cloud.goodput import Goodput
+from cloud.ledger import Contract, Ledger, LedgerError
+from cloud.scheduler import Scheduler, Step
 from protocol import topics
 from protocol.errors import ModelError, WireError
 from protocol.messages import (
@@ -29,6 +32,9 @@ from protocol.messages import (
     decode,
     open_key,
 )
+
+PRICE_GAIN = 0.1
+CROWDED, CALM = 1.5, 1.25  # times a step of one session: beyond the one it is a crowd, below the other no longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,18 @@ class Tally:
 class Verifier:
     """Ledgers by device and handle, over one engine."""
 
-    def __init__(self, id: str, engine: Engine, *, scheduler: Scheduler, bounds: Bounds, version: str = "") -> None:
+    def __init__(
+        self,
+        id: str,
+        engine: Engine,
+        *,
+        scheduler: Scheduler,
+        bounds: Bounds,
+        version: str = "",
+        contracts: Mapping[str, Contract] | None = None,
+        cost: StepCost | None = None,
+    ) -> None:
+        """contracts: by tenant; cost: what is known of the engine's steps, if it was measured."""
         self.id, self.engine, self.scheduler, self.bounds, self.version = id, engine, scheduler, bounds, version
         info = engine.info
         self.limits = Limits(bounds.draft_rows, bounds.ahead, info.context, info.vocab_size, engine.takes_trees)
@@ -83,6 +100,13 @@ class Verifier:
         self._next_key = 0
         self._outbox: list[Send] = []
         self._step_s: deque[float] = deque(maxlen=15)
+        self.cost = cost or StepCost()
+        self.goodput = Goodput()
+        self.crowded = False
+        self._contracts = contracts or {}
+        self._rates = Rates()
+        self._price = 0.0
+        self._planned = Step(())
 
     # -- messages in ----------------------------------------------------------------------------------------------
 
@@ -145,6 +169,8 @@ class Verifier:
             limits=self.limits,
             now=now,
             quiet_s=self.bounds.quiet_s,
+            contract=self._contracts.get(device.split(".")[0]),
+            fleet=self._rates,
         )
         if not ledger.finish:
             try:
@@ -200,7 +226,7 @@ class Verifier:
             else:
                 ledger.heard(message.have, message.hash, now)
                 if message.alone:
-                    ledger.patience_s = 0.0
+                    ledger.left_alone()
                 if message.ask:
                     self._send(device, ledger.news(message.have, now))
         except LedgerError as error:
@@ -216,7 +242,17 @@ class Verifier:
 
     def plan(self, now: float) -> Plan:
         """The next step; without work when nobody is due."""
-        return self.scheduler.plan(self._by_key.values(), self.engine.pending, now)
+        step = self.scheduler.plan(
+            self._by_key.values(),
+            self.engine.pending,
+            now,
+            self.cost,
+            share=self.goodput.share,
+            crowded=self.crowded,
+        )
+        if step.work:
+            self._planned = step
+        return step
 
     def settle(self, outcome: Outcome, now: float) -> None:
         """Commit what a step drew."""
@@ -224,13 +260,15 @@ class Verifier:
         self.tally.rows += outcome.rows
         if outcome.accepted:
             self._step_s.append(outcome.seconds)
-        advice = self.scheduler.draft_rows(len(self._by_key))
+        self._learn(outcome)
+        step_us = self.step_us
         for key, ids in outcome.accepted.items():
             ledger = self._by_key[key]
             base, guessed = ledger.commit(ids, now)
             self.tally.committed += ledger.frontier - base
             self.tally.guessed += guessed
-            self._send(ledger.device, ledger.news(base, now, step_us=self.step_us, advice=advice))
+            advice = ledger.advise(self._price)
+            self._send(ledger.device, ledger.news(base, now, step_us=step_us, advice=advice))
             if ledger.finish:
                 self._release(ledger)
         for key, reason in outcome.failed.items():
@@ -256,7 +294,7 @@ class Verifier:
             if not ledger.finish and self.engine.pending(ledger.key) > 1:
                 times.append(now)
             elif ledger.may_run():
-                times.append(ledger.due_at())
+                times.append(ledger.due_at(self.crowded))
         return min(times)
 
     def drain(self) -> None:
@@ -299,6 +337,22 @@ class Verifier:
         return len(self._by_session)
 
     # -- details --------------------------------------------------------------------------------------------------
+
+    def _learn(self, outcome: Outcome) -> None:
+        """What the step took and gave, for the next ones."""
+        step, cost = self._planned, self.cost
+        if outcome.failed or outcome.rows != step.roots + step.drafts + step.prefill:
+            return  # the engine did something else than was planned
+        cost.learn(step.roots + step.drafts, outcome.seconds, step.context, step.prefill)
+        if not step.roots:
+            return
+        plain_s = cost.seconds(step.roots, step.context, step.prefill)
+        if step.drafts:
+            self.goodput.learn(sum(map(len, outcome.accepted.values())), outcome.seconds, step.roots, plain_s)
+        self.goodput.step()
+        self._price += PRICE_GAIN * (step.price - self._price)
+        alone_s = cost.seconds(1)
+        self.crowded = plain_s > (CALM if self.crowded else CROWDED) * alone_s
 
     @staticmethod
     def _owes(ledger: Ledger) -> bool:

@@ -7,13 +7,15 @@ from math import inf
 
 import pytest
 
+from cloud.cost import StepCost
 from cloud.engines.base import Work
-from cloud.ledger import Ledger
-from cloud.scheduler import Scheduler, rows_of
+from cloud.ledger import Contract, Ledger
+from cloud.scheduler import LEAST, Scheduler
 from protocol.messages import Draft, Limits, Open
 from protocol.sampling import Sampling
 from protocol.text import Ids, owner_hash, prefix_hashes
 from protocol.tree import deltas_of
+from tests.cloud.pricing import knee, learned, line
 
 LIMITS = Limits(draft_rows=20, ahead=16, context=200, vocab_size=100)
 PROMPT = (11, 12, 13)
@@ -28,13 +30,35 @@ def ledger(key: int, *, guesses=(), parents=None, patience_ms: int | None = 0, i
     return made
 
 
-def plan(ledgers, *, rows=64, chunk=8, pending=None, now=0.0) -> dict[int, Work]:
+FREE = learned(lambda rows: 0.06)
+
+
+def plan(ledgers, *, rows=64, chunk=8, pending=None, now=0.0, cost=FREE, **options) -> dict[int, Work]:
     unread = pending or {}
-    work = Scheduler(rows, chunk).plan(ledgers, lambda key: unread.get(key, 1), now).work
+    work = Scheduler(rows, chunk).plan(ledgers, lambda key: unread.get(key, 1), now, cost, **options).work
     assert len({one.key for one in work}) == len(work), "a session is twice in one step"
     assert sum(one.rows + len(one.draft) for one in work) <= rows, "over the budget"
     assert all(one.rows for one in work)
     return {one.key: one for one in work}
+
+
+def worth_a_row(ledger: Ledger) -> int:
+    """Guesses that may be filled and are not hopeless."""
+    found, open_nodes = 0, [(1.0, ledger.tree.root)]
+    while open_nodes:
+        path, node = open_nodes.pop()
+        behind = [(path * chance, child) for chance, child in ledger.guesses_behind(node) if path * chance >= LEAST]
+        found += len(behind)
+        open_nodes += behind
+    return found
+
+
+def taught(made: Ledger, hits: int, misses: int) -> Ledger:
+    """As if so many of its only guesses at every depth had been right and wrong."""
+    for depth in range(3):
+        for i in range(hits + misses):
+            made.acceptance.learn(depth, 0, (i + 1) * hits // (hits + misses) > i * hits // (hits + misses))
+    return made
 
 
 def test_each_due_session_gets_its_root_row_before_anyone_gets_a_draft_row():
@@ -44,7 +68,7 @@ def test_each_due_session_gets_its_root_row_before_anyone_gets_a_draft_row():
     assert all((one.rows, len(one.draft)) == (1, 0) for one in work.values())
 
 
-def test_draft_rows_are_dealt_round_robin():
+def test_sessions_that_fare_alike_get_as_many_draft_rows():
     ledgers = [ledger(i, guesses=range(1, 11)) for i in range(3)]
     assert sorted(len(one.draft) for one in plan(ledgers, rows=3 + 10).values()) == [3, 3, 4]
     few = [ledger(0, guesses=[1]), ledger(1, guesses=range(1, 11)), ledger(2)]
@@ -73,7 +97,7 @@ def test_a_tree_keeps_its_parents():
 
 @pytest.mark.parametrize("most", range(6))
 def test_a_part_of_a_tree_is_a_tree(most):
-    work = rows_of(ledger(1, guesses=[1, 2, 3, 4, 5], parents=[-1, -1, 0, 1, 3]), most)
+    (work,) = plan([ledger(1, guesses=[1, 2, 3, 4, 5], parents=[-1, -1, 0, 1, 3])], rows=1 + most).values()
     assert len(work.draft) == most
     assert all(-1 <= parent < i for i, parent in enumerate(work.parents))
 
@@ -138,10 +162,11 @@ def test_any_mixture_keeps_the_budget_and_the_order():
         used = sum(one.rows for one in work.values()) + drafts
         if drafts:
             assert due <= set(work)
-            assert {key for key, left in pending.items() if left > 2} <= set(work)
+            wanted = sum(left - 1 for key, left in pending.items() if left > 1 and not ledgers[key].finish)
+            assert sum(one.rows for one in work.values() if pending[one.key] > 1) >= min(wanted, 4, rows // 4)
         if used < rows:
             assert due <= set(work)
-            assert all(len(work[key].draft) == len(ledgers[key].draft_rows(99)) for key in due)
+            assert all(len(work[key].draft) == worth_a_row(ledgers[key]) for key in due)
         for key, one in work.items():
             assert one.rows <= min(4, pending[key]) and (not one.draft or key in due)
 
@@ -149,6 +174,92 @@ def test_any_mixture_keeps_the_budget_and_the_order():
 def test_a_full_house_leaves_a_fourth_of_the_step_to_who_comes_in():
     ledgers = [ledger(key) for key in range(1, 9)]
     pending = dict.fromkeys(range(1, 9), 1) | {8: 20}
-    plan = Scheduler(rows=8, prefill_chunk=16).plan(ledgers, pending.__getitem__, 1.0)
-    rows = {work.key: work.rows for work in plan.work}
+    step = Scheduler(rows=8, prefill_chunk=16).plan(ledgers, pending.__getitem__, 1.0, FREE)
+    rows = {work.key: work.rows for work in step.work}
     assert rows[8] == 2 and sum(rows.values()) == 8
+
+
+def test_the_session_whose_guesses_are_accepted_gets_the_rows():
+    good = taught(ledger(1, guesses=range(1, 11)), 30, 0)
+    bad = taught(ledger(2, guesses=range(1, 11)), 0, 30)
+    work = plan([bad, good], rows=2 + 8)
+    assert len(work[1].draft) >= 7
+
+
+def test_a_guess_that_nobody_believes_in_gets_no_row_even_where_rows_are_free():
+    work = plan([taught(ledger(1, guesses=range(1, 11)), 0, 100)], rows=64)
+    assert len(work[1].draft) <= 1
+
+
+def test_siblings_are_alternatives():
+    """A second guess for a position has what the first left, so a guess behind a sure first goes before it."""
+    made = ledger(1, guesses=[1, 2, 3], parents=[-1, -1, 0])
+    for _ in range(40):
+        made.acceptance.learn(0, 1, True)
+    assert plan([made], rows=1 + 2)[1].draft == [1, 3]
+    unsure = ledger(2, guesses=[1, 2, 3], parents=[-1, -1, 0])
+    for hit in [False] * 40:
+        unsure.acceptance.learn(0, 1, hit)
+        unsure.acceptance.learn(0, 2, True)
+    assert set(plan([unsure], rows=1 + 2)[2].draft) == {1, 2} or plan([unsure], rows=1 + 2)[2].draft[0] == 2
+
+
+def test_draft_rows_fill_the_step_up_to_its_knee_and_not_beyond():
+    cost = learned(lambda rows: knee(rows, at=32))
+    ledgers = [ledger(i, guesses=range(1, 11)) for i in range(16)]
+    work = plan(ledgers, rows=500, cost=cost)
+    assert sum(1 + len(one.draft) for one in work.values()) == 32
+
+
+def test_beyond_the_knee_there_are_only_root_rows():
+    cost = learned(lambda rows: knee(rows, at=32))
+    ledgers = [taught(ledger(i, guesses=range(1, 11)), 40, 2) for i in range(40)]
+    work = plan(ledgers, rows=500, cost=cost)
+    assert len(work) == 40 and not any(one.draft for one in work.values())
+
+
+def test_on_an_engine_without_a_knee_a_row_is_taken_while_it_raises_tokens_a_second():
+    """50 ms and 5 a row: behind one root, the best n is where the next guess adds less to E / T than its time."""
+    cost = learned(line, most=64)
+    one = taught(ledger(1, guesses=range(1, 17)), 400, 100)
+    chance = one.acceptance.rate(5, 0)
+    rates = [sum(chance**i for i in range(n + 1)) / line(1 + n) for n in range(14)]
+    best = rates.index(max(rates))
+    assert 3 < best < 12
+    assert abs(len(plan([one], rows=64, cost=cost)[1].draft) - best) <= 1
+
+
+def test_a_row_tile_is_filled():
+    """Rows that come in tiles of 16 at the same price: none or all of a tile."""
+    cost = learned(lambda rows: 0.02 + 0.03 * -(-rows // 16))
+    ledgers = [taught(ledger(i, guesses=range(1, 11)), 40, 10) for i in range(4)]
+    assert sum(1 + len(one.draft) for one in plan(ledgers, rows=500, cost=cost).values()) in (16, 32)
+
+
+def test_a_verifier_that_knows_no_price_takes_no_draft_rows():
+    assert plan([ledger(1, guesses=[1, 2])], cost=StepCost())[1].draft == []
+
+
+def test_the_guard_cuts_the_draft_rows():
+    ledgers = [ledger(i, guesses=range(1, 11)) for i in range(4)]
+    full, half = (sum(len(one.draft) for one in plan(ledgers, share=share).values()) for share in (1.0, 0.5))
+    assert abs(half - full / 2) <= 1
+
+
+def test_who_is_held_in_a_crowd_is_not_held_otherwise():
+    opened = Open(1, 0, "t", 3, Ids(PROMPT), Sampling(), 50, (), 0)
+    held = Ledger("a.b", opened, verifier="v", handle=1, key=1, limits=LIMITS, now=0.0, contract=Contract(0.2))
+    assert plan([held], now=0.1)[1].rows == 1
+    assert plan([held], now=0.1, crowded=True) == {}
+    assert plan([held], now=0.2, crowded=True)[1].rows == 1
+
+
+def test_many_prefills_stretch_a_step_by_half_at_most():
+    cost = learned(knee)
+    for _ in range(20):
+        cost.learn(32, 0.06 + 64 * 0.001, prefill=64)
+    ledgers = [ledger(i) for i in range(40)]
+    pending = {i: 1 if i < 20 else 500 for i in range(40)}
+    step = Scheduler(512, 16).plan(ledgers, pending.__getitem__, 1.0, cost)
+    assert step.roots == 20
+    assert 16 <= step.prefill <= 31
