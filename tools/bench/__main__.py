@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-import json
+from importlib import import_module
 
 import click
 
-from tools.bench import drafter, engine, law, link, verdict, wire
-from tools.bench.record import machine
-from tools.models import PAIRS, prepare
+NAMES = ("law", "link", "overhead")
 
 
-@click.group()
+class Benchmarks(click.Group):
+    """Each benchmark is the `main` of its module, which is imported when it is asked for: some bring torch."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(NAMES)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in NAMES:
+            return None
+        command: click.Command = import_module(f"tools.bench.{name}").main
+        return command
+
+
+@click.command(cls=Benchmarks)
 def main() -> None:
     """Benchmarks; each prints one JSON record."""
-
-
-@main.command()
-@click.option("--pair", type=click.Choice(sorted(PAIRS)), default="smollm2", show_default=True)
-@click.option("--threads", type=int, default=2, show_default=True)
-@click.option("--rounds", type=int, default=9, show_default=True, help="Of which the median counts.")
-@click.option("--max-tokens", type=int, default=96, show_default=True, help="Of each text of the wire's part.")
-@click.option("--part", "parts", multiple=True, type=click.Choice(["verdict", "drafter", "engine", "wire"]))
-def overhead(pair: str, threads: int, rounds: int, max_tokens: int, parts: tuple[str, ...]) -> None:
-    """What our software costs beside the bare parts: verdict, drafter's pass, engine's step, bytes."""
-    drafter_dir, target_dir = prepare(pair)
-    record: dict[str, object] = {"benchmark": "overhead", "machine": machine()}
-    for part in parts or ("verdict", "drafter", "engine", "wire"):
-        click.echo(f"{part} …", err=True)
-        match part:
-            case "verdict":
-                record[part] = verdict.measure(target_dir, threads=threads, rounds=20 * rounds)
-            case "drafter":
-                record[part] = drafter.measure(drafter_dir, threads=threads, rounds=rounds)
-            case "engine":
-                record[part] = engine.measure(target_dir, threads=threads, rounds=rounds)
-            case _:
-                record[part] = wire.measure(drafter_dir, target_dir, max_tokens=max_tokens)
-    click.echo(json.dumps(record))
-
-
-main.add_command(law.main, "law")
-main.add_command(link.main, "link")
 
 
 if __name__ == "__main__":

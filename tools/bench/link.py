@@ -17,7 +17,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from protocol.errors import OutriderError
 from tools.arrivals import gaps_ms, mean_gap_ms, p95
-from tools.bench.link_picture import draw
 from tools.bench.record import machine
 from tools.bench.sides import Real, Replayed, Sides, Way
 from tools.boards import BOARDS, BoardTiming, board_timing
@@ -200,6 +199,8 @@ def main(
     """Milliseconds a token, cloud steps and bytes in every mode over an emulated link; one JSON record on stdout."""
     if real == bool(files):
         raise click.UsageError("give --traces, or --real")
+    if picture and (picture.suffix.lower() not in (".png", ".svg") or not picture.absolute().parent.is_dir()):
+        raise click.BadParameter("name a .png or .svg in a folder that exists", param_hint="--picture")
     console = Console(stderr=True)
     sides: Sides
     try:
@@ -220,6 +221,8 @@ def main(
         )
         click.echo(json.dumps(record))
         if picture:
+            from tools.bench.link_picture import draw  # matplotlib takes a second, and not everybody wants a picture
+
             draw(record, picture)
     except OutriderError as error:
         click.echo(f"bench: {error}", err=True)

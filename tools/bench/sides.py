@@ -18,8 +18,8 @@ from protocol.sampling import Sampling
 from tools.arrivals import mean_gap_ms
 from tools.bench.timed import scripts_of
 from tools.boards import BoardTiming
+from tools.demo.alone import texts_alone
 from tools.demo.prompts import PROMPTS
-from tools.demo.reference import texts_alone
 from tools.models import prepare
 from tools.modes import MODES
 from tools.player import Part, Player

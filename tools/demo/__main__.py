@@ -15,8 +15,8 @@ from edge.text import Text
 from protocol.errors import OutriderError
 from protocol.sampling import Sampling
 from tools.bench.record import machine
+from tools.demo.alone import texts_alone
 from tools.demo.prompts import PROMPTS
-from tools.demo.reference import texts_alone
 from tools.demo.report import summary, table
 from tools.models import PAIRS, prepare
 from tools.modes import MODES

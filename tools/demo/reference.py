@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
-import msgspec
 
 from cloud.engines.base import Plan, Work
 from cloud.engines.numerics import Numerics
 from cloud.engines.torch_engine import TorchEngine, load
-from edge.text import Text
-from protocol.errors import OutriderError
 from protocol.sampling import Sampling
-from tools.stage import spawn
 
 
 def decode_alone(
@@ -31,29 +25,6 @@ def decode_alone(
         out += drawn
     engine.close(1)
     return out
-
-
-def texts_alone(
-    target: Path, text: Text, prompts: Sequence[str], numerics: str, sampling: Sampling, max_tokens: int
-) -> list[list[int]]:
-    """What the target writes for each prompt, with seeds from 1 on, in a process that shares no session code with the
-    fleet. Raises OutriderError when that fails.
-    """
-    lines = [
-        {
-            "prompt": text.chat([{"role": "user", "content": prompt}]),
-            "sampling": msgspec.to_builtins(msgspec.structs.replace(sampling, seed=seed)),
-            "max_tokens": max_tokens,
-            "stop_ids": sorted(text.stop_ids),
-        }
-        for seed, prompt in enumerate(prompts, start=1)
-    ]
-    arguments = ["-m", "tools.demo.reference", "--target", str(target), "--numerics", numerics]
-    alone = spawn(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    out, _ = alone.communicate("".join(json.dumps(line) + "\n" for line in lines))
-    if alone.returncode:
-        raise OutriderError("the target alone could not be computed", where="tools.demo.reference")
-    return [json.loads(line) for line in out.splitlines()]
 
 
 @click.command()
