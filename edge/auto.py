@@ -109,8 +109,9 @@ class AutoPolicy:
         least = max(LEAST_LEAF, 0.5 / most) if most else 1.0
         for other in others:
             share = self.calibration.sibling(other.probability)
-            if path * share >= least and len(tree) < room and window.can_guess(node):
-                self._offer(window.guess(node, other.id, share))
+            if path * share < least or len(tree) >= room or not window.can_guess(node):
+                break
+            self._offer(window.guess(node, other.id, share))
 
     def _offer(self, node: Node) -> None:
         heapq.heappush(self._open, (-node.note.path, next(self._number), node))

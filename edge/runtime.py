@@ -26,6 +26,7 @@ from protocol.tree import Node
 log = logging.getLogger(__name__)
 
 IDLE_S = 0.5
+LOOK_S = 0.05  # how often a board that drafts without pause looks at its timers, which are coarser
 
 
 class Listener(Protocol):
@@ -38,7 +39,7 @@ class Listener(Protocol):
         """The window is done: complete, failed or cancelled."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pass:
     """One pass of the drafter. nodes: of the window's tree, parents first; rows: (id, parent row) as `Drafter.extend`
     takes them; reads: the rows are text that was not read yet, and `nodes` is the root alone.
@@ -73,7 +74,7 @@ class SessionRun:
         self._term = (-1, "")
         self._over = False
         self.passes = 0
-        self.wake_at = -inf
+        self.wake_at = self._look_at = -inf
 
     # -- from the link's thread -----------------------------------------------------------------------------------
 
@@ -195,8 +196,8 @@ class SessionRun:
         with self._lock:
             now = self._clock()
             window = self.window
-            window.tick(now)
-            self._follow()
+            if window.moves:
+                self._follow()
             work: Pass | None = None
             if self.drafter is not None and not window.done:
                 if self._unread:
@@ -205,11 +206,17 @@ class SessionRun:
                     work = self._guessing(nodes)
             pass_s = window.cadence.cost.of(len(work.rows)) if work else 0.0
             send_at = self.policy.send_at(window, now, pass_s) if window.may_send else inf
-            if send_at <= now:
+            sends, looks = send_at <= now, work is None or now >= self._look_at
+            if sends:
                 window.flush(now)
                 send_at = inf
-            self._act()
-            self.wake_at = min(window.wake_at(), send_at)
+            if looks:
+                window.tick(now)
+                self._look_at = now + LOOK_S
+            if sends or looks:
+                self._act()
+            if work is None:
+                self.wake_at = min(window.wake_at(), send_at)
             return work
 
     def evaluate(self, work: Pass) -> list[tuple[Row, list[Candidate]]]:
@@ -252,6 +259,10 @@ class SessionRun:
 
     @staticmethod
     def _guessing(nodes: list[Node]) -> Pass:
+        if len(nodes) == 1:
+            (node,) = nodes
+            assert node.parent is not None
+            return Pass(nodes, [(node.id, node.parent.note.row)])
         index: dict[Node | None, int] = {node: i for i, node in enumerate(nodes)}
         rows = [(node.id, index.get(node.parent, node.parent.note.row)) for node in nodes if node.parent is not None]
         return Pass(nodes, rows)

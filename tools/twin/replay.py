@@ -88,8 +88,7 @@ class ReplayDrafter:
         at = row.position + 1 - self.script.prompt_len
         if row.astray or at >= len(proposals):
             at = row.astray % len(proposals)
-        found = proposals[at]
-        return found if len(found) <= n else found[:n]
+        return proposals[at][:n]
 
     def room(self) -> int:
         return CONTEXT
