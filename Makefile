@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 PAIR ?= smollm2
 JSON ?=
+TRACES ?= models/$(PAIR)-traces.json
 
 .PHONY: demo test lint bench clean
 
@@ -20,8 +21,15 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.ready
+# The link in full, with its picture: docs/benchmark.md.
+bench: $(VENV)/.ready $(TRACES)
 	$(BIN)/python -m tools.bench overhead
+	$(BIN)/python -m tools.bench link --traces $(TRACES) --rtt-ms 50
+
+$(TRACES): | $(VENV)/.ready
+	@mkdir -p $(@D)
+	$(BIN)/python -m tools.twin record --pair $(PAIR) --out $@ --max-tokens 96 \
+		--prompt "Explain in a few sentences why the sky is blue."
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
