@@ -7,7 +7,7 @@ from cloud.acceptance import Rates
 LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 LEAST_PATH = 0.05  # a chain that is less likely to be right as a whole is not welcome even where rows are free
 CLEARLY = 1.25  # the price may move by this factor before the advice does
-DWELL = 8  # commits between two changes
+DWELL = 8  # commits between two looks
 
 
 class Advice:
@@ -19,16 +19,23 @@ class Advice:
 
     def update(self, rates: Rates, price: float, most: int) -> int:
         """rates: how the session's guesses fare; price: the chance that a row needs to be worth a step's time."""
+        if self.rows is None:
+            self.rows = _level(_worth(rates, price, most))
         self._kept += 1
-        if self.rows is None or (self._kept >= DWELL and not self._holds(rates, price, most)):
-            self.rows = max(level for level in LEVELS if level <= _worth(rates, price, most))
+        if self._kept == DWELL:
             self._kept = 0
+            if not self._holds(rates, price, most):
+                self.rows = _level(_worth(rates, price, most))
         return self.rows
 
     def _holds(self, rates: Rates, price: float, most: int) -> bool:
         assert self.rows is not None
         following = next((level for level in LEVELS if level > self.rows), most + 1)
         return _worth(rates, price / CLEARLY, most) >= self.rows and _worth(rates, price * CLEARLY, most) < following
+
+
+def _level(rows: int) -> int:
+    return max(level for level in LEVELS if level <= rows)
 
 
 def _worth(rates: Rates, price: float, most: int) -> int:

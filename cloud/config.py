@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
+from cloud.ledger import Contract
 from cloud.scheduler import Scheduler
 from cloud.verifier import Bounds
 from link.config import BrokerConfig, Section, named_by_section
@@ -54,10 +56,13 @@ class NumericsConfig(Section, frozen=True):
 
 
 class SchedulerConfig(Section, frozen=True):
-    """rows: most rows of one step; prefill_chunk: most rows of one session's prefill in a step."""
+    """rows: most rows of one step; prefill_chunk: of one session's prefill in a step; probe_s: how long the engine's
+    steps are measured before it serves, 0 for not at all.
+    """
 
     rows: Positive = 512
     prefill_chunk: Positive = 64
+    probe_s: Annotated[float, Meta(ge=0)] = 3.0
 
     def scheduler(self) -> Scheduler:
         return Scheduler(self.rows, self.prefill_chunk)
@@ -86,17 +91,42 @@ class LimitsConfig(Section, frozen=True):
         )
 
 
+class TenantConfig(Section, frozen=True):
+    """Bounds of the patience of a tenant's sessions; see `cloud.ledger.Contract`. inf is no bound."""
+
+    patience_least_s: Annotated[float, Meta(ge=0)] = 0.0
+    patience_most_s: Annotated[float, Meta(ge=0)] = inf
+
+    def __post_init__(self) -> None:
+        if self.patience_least_s > self.patience_most_s:
+            raise ValueError(
+                f"patience_least_s {self.patience_least_s:g} is over patience_most_s {self.patience_most_s:g}"
+            )
+
+    def contract(self) -> Contract:
+        return Contract(self.patience_least_s, self.patience_most_s)
+
+
 class CloudConfig(Section, frozen=True):
-    """verifier: this replica's name at the broker; one made anew at each start when absent."""
+    """verifier: this replica's name at the broker; one made anew at each start when absent. tenants: by the part of
+    their devices' names before the dot.
+    """
 
     engine: EngineConfig
     broker: BrokerConfig = BrokerConfig()
     numerics: NumericsConfig = NumericsConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     limits: LimitsConfig = LimitsConfig()
+    tenants: dict[str, TenantConfig] = field(default_factory=dict)
     verifier: str | None = None
 
     def __post_init__(self) -> None:
         if self.verifier is not None:
             with named_by_section():
                 check_name(self.verifier, "verifier")
+        for tenant in self.tenants:
+            with named_by_section():
+                check_name(tenant, "tenant")
+
+    def contracts(self) -> dict[str, Contract]:
+        return {tenant: config.contract() for tenant, config in self.tenants.items()}

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 FADE = 0.94  # of what a step showed, a step: some sixteen count
 LOST, FINE = 0.99, 1.0  # of what plain steps would have committed
-SHRINK, RECOVER = 0.7, 0.02
 ENOUGH = 8  # steps with drafts, before they are judged
-LEAST_SHARE = 0.05  # so that there is always something to judge it by
+SHRINK, RECOVER = 0.7, 0.02
+LEAST_SHARE = 0.05  # below, there is a pause, and then this much to judge by
+PAUSE, MOST_PAUSE = 32, 1024  # steps; doubled each time that drafts lose again
 
 
 class Goodput:
     """Compares what steps with drafts committed a second with what the same steps would have without.
 
     share: of the draft rows that the scheduler would take, those that it may. It shrinks at once while speculation
-    loses and recovers slowly once it does not.
+    loses, down to nothing for a while, and recovers slowly once it does not.
     """
 
     def __init__(self) -> None:
         self.share = 1.0
+        self._pause, self._left = PAUSE, 0
         self._seen = 0
         self._tokens = self._seconds = self._plain_tokens = self._plain_seconds = 0.0
 
@@ -36,9 +38,23 @@ class Goodput:
         self._plain_seconds = FADE * self._plain_seconds + plain_seconds
         self._seen += 1
         if self._seen >= ENOUGH and self.gain < LOST:
-            self.share = max(LEAST_SHARE, self.share * SHRINK)
+            self.share *= SHRINK
+            if self.share < LEAST_SHARE:
+                self.share, self._left = 0.0, self._pause
+                self._pause = min(2 * self._pause, MOST_PAUSE)
 
     def step(self) -> None:
         """A step is over, with drafts or without."""
-        if self.gain >= FINE:
+        if not self.share:
+            self._left -= 1
+            if self._left <= 0:
+                self.share = LEAST_SHARE
+                self._forget()
+        elif self.gain >= FINE:
             self.share = min(1.0, self.share + RECOVER)
+            if self.share == 1.0:
+                self._pause = PAUSE
+
+    def _forget(self) -> None:
+        self._seen = 0
+        self._tokens = self._seconds = self._plain_tokens = self._plain_seconds = 0.0

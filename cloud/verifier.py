@@ -34,6 +34,8 @@ from protocol.messages import (
 )
 
 PRICE_GAIN = 0.1
+CHOICE = 0.7  # of the price: guesses a little less likely are welcome too, so that there is a choice in every step
+NOTHING_PAYS = 0.97
 CROWDED, CALM = 1.5, 1.25  # times a step of one session: beyond the one it is a crowd, below the other no longer
 
 
@@ -262,12 +264,13 @@ class Verifier:
             self._step_s.append(outcome.seconds)
         self._learn(outcome)
         step_us = self.step_us
+        welcome = self._price * CHOICE if self._price < NOTHING_PAYS else 1.0
         for key, ids in outcome.accepted.items():
             ledger = self._by_key[key]
             base, guessed = ledger.commit(ids, now)
             self.tally.committed += ledger.frontier - base
             self.tally.guessed += guessed
-            advice = ledger.advise(self._price)
+            advice = ledger.advise(welcome)
             self._send(ledger.device, ledger.news(base, now, step_us=step_us, advice=advice))
             if ledger.finish:
                 self._release(ledger)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cloud.config import CloudConfig
+from cloud.ledger import Contract
 from cloud.scheduler import Scheduler
 from cloud.verifier import Bounds
 from link.config import load
@@ -31,13 +32,15 @@ def test_every_section_is_read(tmp_path):
     config = read(
         tmp_path,
         '[broker]\nport = 1\n[numerics]\nmode = "fast"\nrow_tile = 8\nkey_multiple = 64\n'
-        "[scheduler]\nrows = 5\nprefill_chunk = 6\n"
+        "[scheduler]\nrows = 5\nprefill_chunk = 6\nprobe_s = 0.5\n"
+        "[tenants.acme]\npatience_least_s = 0.25\npatience_most_s = 2.0\n[tenants.own]\npatience_most_s = 0.0\n"
         "[limits]\nsessions = 1\nsessions_per_device = 2\ndraft_rows = 3\nahead = 4\nrepair_s = 5.0\nidle_s = 6.0\n",
         start='verifier = "v-1"\n' + LEAST,
     )
     assert config.verifier == "v-1" and config.broker.port == 1
     assert (config.numerics.mode, config.numerics.row_tile, config.numerics.key_multiple) == ("fast", 8, 64)
-    assert config.scheduler.scheduler() == Scheduler(5, 6)
+    assert config.scheduler.scheduler() == Scheduler(5, 6) and config.scheduler.probe_s == 0.5
+    assert config.contracts() == {"acme": Contract(0.25, 2.0), "own": Contract(0.0, 0.0)}
     assert config.limits.bounds() == Bounds(1, 2, 3, 4, 5.0, 6.0)
 
 
@@ -48,6 +51,9 @@ def test_every_section_is_read(tmp_path):
         ("[scheduler]\nrow = 4\n", ["[scheduler]", "row", "rows"]),
         ("[scheduler]\nrows = 0\n", ["[scheduler]", "rows"]),
         ("[limits]\nahead = 0\n", ["[limits]", "ahead"]),
+        ("[tenants.a]\npatience_least = 1.0\n", ["tenants", "patience_least", "patience_least_s"]),
+        ("[tenants.a]\npatience_least_s = 2.0\npatience_most_s = 1.0\n", ["tenants", "patience_least_s 2 is over"]),
+        ("[tenants.'a/b']\n", ["tenant 'a/b'"]),
         ("[limits]\ndraft_rows = 300\n", ["[limits]", "draft_rows"]),
         ("[limits]\nidle_s = 0.0\n", ["[limits]", "idle_s"]),
         ('[numerics]\nmode = "sloppy"\n', ["[numerics]", "mode", "sloppy"]),
