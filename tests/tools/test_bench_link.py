@@ -79,7 +79,7 @@ def test_cloud_alone_takes_a_step_a_token_and_drafts_save_steps(record):
 def test_the_wire_carries_more_than_the_application_says_and_tls_more_than_plain(record):
     for mode in ("cloud", "async"):
         (plain,), (encrypted,) = cells(record, mode=mode, tls=False), cells(record, mode=mode, tls=True)
-        for way in ("up", "down"):
+        for way in ("up", "down", "both"):
             assert plain["wire_bytes_per_token"][way] > plain["application_bytes_per_token"][way] > 0
             assert encrypted["wire_bytes_per_token"][way] > plain["wire_bytes_per_token"][way]
 

@@ -6,7 +6,7 @@ from importlib import import_module
 
 import click
 
-NAMES = ("law", "link", "overhead")
+NAMES = ("law", "link", "overhead", "policy")
 
 
 class Benchmarks(click.Group):

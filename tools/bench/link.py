@@ -72,12 +72,10 @@ class Takes:
             "first_token_ms": round(statistics.median(done["arrivals"][0][0] for done in rounds) * 1e3, 1),
             "cloud_steps_per_token": round(sum(done["tally"]["commits"] for done in rounds) / tokens, 4),
             "drafts_per_token": round(sum(done["tally"]["drafts"] for done in rounds) / tokens, 3),
-            "application_bytes_per_token": {
-                "up": round(sum(done["bytes_up"] for done in rounds) / tokens, 2),
-                "down": round(sum(done["bytes_down"] for done in rounds) / tokens, 2),
-            },
-            "wire_bytes_per_token": self.wire
-            and {"up": round(self.wire.bytes_up / tokens, 2), "down": round(self.wire.bytes_down / tokens, 2)},
+            "application_bytes_per_token": _share(
+                sum(done["bytes_up"] for done in rounds), sum(done["bytes_down"] for done in rounds), tokens
+            ),
+            "wire_bytes_per_token": self.wire and _share(self.wire.bytes_up, self.wire.bytes_down, tokens),
             "heard_ms": {
                 name: round(statistics.median(values), 2) if (values := _known(rounds, name)) else None
                 for name in ("pass", "step", "round_trip")
@@ -87,6 +85,10 @@ class Takes:
             found["twin_itl_ms_mean"] = round(twin_ms, 2)
             found["live_over_twin"] = round(itl_ms / twin_ms, 3)
         return found
+
+
+def _share(up: int, down: int, tokens: int) -> dict[str, float]:
+    return {"up": round(up / tokens, 2), "down": round(down / tokens, 2), "both": round((up + down) / tokens, 2)}
 
 
 def _known(rounds: Sequence[dict], name: str) -> list[float]:

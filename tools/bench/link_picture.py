@@ -34,7 +34,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
     """
     first_tls = record["cells"][0]["tls"]
     cells = [cell for cell in record["cells"] if cell["tls"] == first_tls]
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(10, 5), layout="constrained")
     for mode, (label, colour) in STYLES.items():
         line = sorted((cell["rtt_ms"], cell["itl_ms_mean"]) for cell in cells if cell["mode"] == mode)
         twin = sorted(
@@ -60,7 +60,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
     )
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="best")
+    figure.legend(frameon=False, loc="outside right upper")
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:

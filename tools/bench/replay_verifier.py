@@ -13,6 +13,7 @@ import click
 from cloud.cli import SWITCH_S
 from cloud.config import LimitsConfig, SchedulerConfig
 from cloud.gateway import Gateway
+from cloud.probe import probe
 from cloud.verifier import Verifier
 from tools.bench.timed import TimedEngine, scripts_of
 from tools.player import place
@@ -35,12 +36,14 @@ def main(
     sys.setswitchinterval(SWITCH_S)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     engine = TimedEngine(scripts_of(files, texts, prompt_tokens), StepTime(step_s=step_s, prefill_row_s=prefill_row_s))
+    scheduler, limits = SchedulerConfig(), LimitsConfig()
     verifier = Verifier(
         f"v{secrets.token_hex(5)}",
         engine,
-        scheduler=SchedulerConfig().scheduler(),
-        bounds=LimitsConfig().bounds(),
+        scheduler=scheduler.scheduler(),
+        bounds=limits.bounds(),
         version="replay",
+        cost=probe(engine, scheduler.probe_s, limits.draft_rows),
     )
     gateway = Gateway(verifier, place(port, ca))
     for number in (signal.SIGTERM, signal.SIGINT):
