@@ -12,23 +12,42 @@ SETTLED = 8.0  # visits: from here on a change is the machine's mood, which all 
 MOST_SEEN, FADE = 20.0, 0.998  # what was last seen a few hundred steps ago may be looked at again
 GAIN, MOOD = 0.1, 0.05
 TINY = 1e-9
-USUAL_OFF = 30_000.0  # tokens of context, below which a step's noise says nothing about their price
+USUAL_CONTEXT, USUAL_PREFILL = 30_000.0, 16.0  # tokens, rows: see `Slope`
 ODD = 2.0  # a measurement counts as no further off than this factor
 
 
 @dataclass(slots=True)
 class Group:
-    """Steps of about as many rows. seen: visits, fading; rows, context, seconds: their means, without prefill."""
+    """Steps of about as many rows. seen: visits, fading; rows, context, prefill, seconds: their means."""
 
     known: bool = False
     seen: float = 0.0
     rows: float = 0.0
     context: float = 0.0
+    prefill: float = 0.0
     seconds: float = 0.0
 
 
+class Slope:
+    """Seconds per unit of something in which steps of as many rows differ: a regression within the groups.
+
+    usual: a difference below which a step's noise says little; it draws the slope to 0 (a ridge).
+    """
+
+    def __init__(self, usual: float) -> None:
+        self.per_unit = 0.0
+        self._usual = usual
+        self._spread = self._sum = 0.0
+
+    def learn(self, off: float, excess_s: float) -> None:
+        """A step that was `off` units from its group's mean took so much longer than expected."""
+        self._spread = FADE * self._spread + off * off
+        self._sum = FADE * self._sum + off * (excess_s + self.per_unit * off)
+        self.per_unit = max(0.0, self._sum / (self._spread + self._usual**2))
+
+
 class StepCost:
-    """Seconds of a step: `curve(rows) + per_context · context + per_prefill_row · prefill rows`.
+    """Seconds of a step: `curve(rows) + a · context + b · prefill rows`.
 
     rows: those that a token is drawn behind, roots and drafts; context: the lengths of their sessions' texts, summed.
     The curve runs through the means of the row counts that were seen and never falls, which takes in a floor with a
@@ -40,12 +59,10 @@ class StepCost:
     """
 
     def __init__(self) -> None:
-        self.per_context = 0.0
-        self.per_prefill_row = 0.0
+        self.most_prefill = 0
         self.frontier = EDGES[0]
         self._groups = [Group() for _ in EDGES]
-        self._spread = self._slope = 0.0
-        self._prefill_seen = 0.0
+        self._context, self._prefill = Slope(USUAL_CONTEXT), Slope(USUAL_PREFILL)
         self._rows: list[float] = []
         self._seconds: list[float] = []
 
@@ -53,19 +70,28 @@ class StepCost:
         """What a step of `rows` that draw tokens, `context` and `prefill` rows is expected to take; 0: no idea yet."""
         return self._curve(rows) + self.per_context * context + self.per_prefill_row * prefill
 
+    @property
+    def per_context(self) -> float:
+        return self._context.per_unit
+
+    @property
+    def per_prefill_row(self) -> float:
+        return self._prefill.per_unit
+
     def learn(self, rows: int, seconds: float, context: int = 0, prefill: int = 0) -> None:
         """A step has taken so long."""
-        if seconds <= 0 or rows < 0:
-            return
-        if prefill:
-            self._learn_prefill(rows, seconds, context, prefill)
-            return
+        self.most_prefill = max(self.most_prefill, prefill)
+        if seconds <= 0 or rows <= 0:
+            return  # of prefill alone nobody can tell what of its time was fixed
         group = self._groups[min(bisect_left(EDGES, rows), len(EDGES) - 1)]
+        beside = self.per_context * context + self.per_prefill_row * prefill
         if group.seen >= TRUSTED:
-            expected = self.seconds(rows, context)
-            seconds = min(max(seconds, expected / ODD), expected * ODD)
+            expected = self._curve(rows) + beside
+            unknown = max(0.0, prefill - group.prefill) * self._curve(rows) / rows  # at most as dear as other rows
+            seconds = min(max(seconds, expected / ODD), (expected + unknown) * ODD)
+            self._prefill.learn(prefill - group.prefill, seconds - expected)
             if group.seen >= SETTLED and self._rows[0] <= rows <= self._rows[-1]:
-                self._learn_context(context - group.context, seconds - expected)
+                self._context.learn(context - group.context, seconds - expected)
                 mood = (seconds / expected) ** MOOD
                 for other in self._groups:
                     other.seconds *= mood
@@ -75,11 +101,12 @@ class StepCost:
             other.seen *= FADE
         group.seen = min(group.seen + 1, MOST_SEEN)
         gain = max(1 / group.seen, GAIN) if group.known else 1.0
-        if self._rows and self._rows[0] < rows and seconds <= self._seconds[-1] + self.per_context * context:
+        if self._rows and self._rows[0] < rows and seconds - beside <= self._seconds[-1]:
             group.seen = max(group.seen, 2.0)  # no slower than fewer rows: that was no hiccup
         group.known = group.known or group.seen >= TRUSTED
         group.rows += gain * (rows - group.rows)
         group.context += gain * (context - group.context)
+        group.prefill += gain * (prefill - group.prefill)
         group.seconds += gain * (seconds - group.seconds)
         self._draw()
 
@@ -98,23 +125,6 @@ class StepCost:
             return ys[-1] + slope * (rows - xs[-1])
         return ys[-1] * rows / xs[-1]
 
-    def _learn_context(self, off: int | float, excess: float) -> None:
-        """Steps of as many rows differ by their context: a regression within the groups, drawn to 0."""
-        self._spread = FADE * self._spread + off * off
-        self._slope = FADE * self._slope + off * (excess + self.per_context * off)
-        self.per_context = max(0.0, self._slope / (self._spread + USUAL_OFF**2))
-
-    def _learn_prefill(self, rows: int, seconds: float, context: int, prefill: int) -> None:
-        """What a step took beyond its other rows; of one without such nobody can tell what was fixed."""
-        known = self.seconds(rows, context)
-        if not known:
-            return
-        if self._prefill_seen:
-            seconds = min(seconds, ODD * (known + self.per_prefill_row * prefill))
-        self._prefill_seen = min(self._prefill_seen + 1, MOST_SEEN)
-        gain = max(1 / self._prefill_seen, GAIN)
-        self.per_prefill_row += gain * (max(TINY, seconds - known) / prefill - self.per_prefill_row)
-
     def _draw(self) -> None:
         """The curve through the groups: means of neighbours where one of more rows was quicker."""
         reached = max((i + 1 for i, group in enumerate(self._groups) if group.seen >= TRUSTED), default=0)
@@ -124,7 +134,8 @@ class StepCost:
         for group in self._groups[:reached]:
             if not (group.known or (group is self._groups[reached - 1] and group.seen)):
                 continue
-            seconds = group.seconds - self.per_context * group.context
+            beside = self.per_context * group.context + self.per_prefill_row * group.prefill
+            seconds = max(TINY, group.seconds - beside)
             blocks.append((max(group.seen, TRUSTED), group.rows, group.rows, seconds))
             while len(blocks) > 1 and blocks[-2][3] >= blocks[-1][3]:
                 (a, fewest, _, first), (b, _, most, second) = blocks[-2:]
@@ -133,5 +144,5 @@ class StepCost:
         for _, fewest, most, seconds in blocks:
             ends = (fewest, most) if most > fewest else (fewest,)
             self._rows += ends
-            self._seconds += [max(TINY, seconds)] * len(ends)
+            self._seconds += [seconds] * len(ends)
         self.frontier = EDGES[min(reached, len(EDGES) - 1)]

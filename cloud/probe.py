@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 
 from cloud.cost import StepCost
@@ -14,7 +14,7 @@ from protocol.sampling import Sampling
 SIZES = (1, 8, 32, 64)  # rows
 ROUNDS = 3
 SESSIONS = 4
-PROMPT, LENGTH = 8, 256  # tokens
+PROMPT, LENGTH = 64, 256  # tokens
 
 
 def probe(engine: Engine, limit_s: float, draft_rows: int, clock: Callable[[], float] = time.monotonic) -> StepCost:
@@ -25,21 +25,26 @@ def probe(engine: Engine, limit_s: float, draft_rows: int, clock: Callable[[], f
     cost, keys = StepCost(), list[int]()
     deadline = clock() + limit_s
     length = min(LENGTH, engine.info.context)
-    prompt = list(islice(cycle(range(engine.info.vocab_size)), PROMPT))
-    try:
-        for key in range(-SESSIONS, 0):
-            if clock() >= deadline or not engine.room(length):
-                break
-            engine.open(key, prompt, Sampling(), length)
-            keys.append(key)
-            engine.step(Plan([Work(key, engine.pending(key))]))  # also what is only slow the first time
-        for rows in SIZES * ROUNDS:
-            work = _work(keys, rows, draft_rows)
-            if clock() >= deadline or sum(1 + len(one.draft) for one in work) < rows:
-                continue
+    prompt = list(islice(cycle(range(engine.info.vocab_size)), min(PROMPT, length // 2)))
+
+    def run(work: Sequence[Work], rows: int, prefill: int = 0) -> None:
+        if clock() < deadline and rows + prefill == sum(one.rows + len(one.draft) for one in work):
             outcome = engine.step(Plan(work))
             if not outcome.failed:
-                cost.learn(rows, outcome.seconds, PROMPT * len(work))
+                cost.learn(rows, outcome.seconds, len(prompt) * len(work), prefill)
+
+    try:
+        while len(keys) < SESSIONS and clock() < deadline and engine.room(length):
+            key = -1 - len(keys)
+            engine.open(key, prompt, Sampling(), length)
+            keys.append(key)
+            if len(keys) == 1:
+                engine.step(Plan([Work(key, len(prompt))]))  # what is slow only the first time
+            else:
+                run([*_work(keys[:1], 1, 0), Work(key, len(prompt) - 1)], 1, len(prompt) - 1)
+                run(_work(keys[:1], 1, 0), 1)
+        for rows in SIZES * ROUNDS:
+            run(_work(keys, rows, draft_rows), rows)
     except ModelError:
         pass  # no room after all: what was measured until then has to do
     finally:
@@ -53,7 +58,6 @@ def _work(keys: list[int], rows: int, draft_rows: int) -> list[Work]:
     used = keys[: max(1, min(len(keys), rows // 8))]
     work: list[Work] = []
     for i, key in enumerate(used):
-        share = (rows - i - 1) // len(used)  # what is left of the rows for this session's drafts
-        draft = min(draft_rows, share)
+        draft = min(draft_rows, (rows - i - 1) // len(used))
         work.append(Work(key, 1, [1] * draft, list(range(-1, draft - 1))))
     return work

@@ -98,11 +98,14 @@ class Scheduler:
         return Step(work, len(roots) + drawing, drafts, prefill, context, price)
 
     def _prefill_room(self, cost: StepCost, roots: int, context: int) -> int:
-        """Prefill rows beside so many roots: a chunk at least, more as long as nobody waits much longer for them."""
+        """Prefill rows beside so many roots: a chunk at least, more as long as nobody waits much longer for them, but
+        never more than twice what was ever tried.
+        """
+        tried = max(self.prefill_chunk, 2 * cost.most_prefill)
         if not cost.per_prefill_row:
-            return self.prefill_chunk
-        quick = PREFILL_STRETCH * cost.seconds(roots, context) / cost.per_prefill_row
-        return max(self.prefill_chunk, int(min(quick, self.rows)))
+            return min(tried, self.rows)
+        quick = int(min(self.rows, PREFILL_STRETCH * cost.seconds(roots, context) / cost.per_prefill_row))
+        return min(max(self.prefill_chunk, quick), tried)
 
     def _drafts(
         self,

@@ -33,9 +33,9 @@ from protocol.messages import (
     open_key,
 )
 
-PRICE_GAIN = 0.1
+PRICE_GAIN = 0.15
 CHOICE = 0.7  # of the price: guesses a little less likely are welcome too, so that there is a choice in every step
-NOTHING_PAYS = 0.97
+NOTHING_PAYS = 0.95
 CROWDED, CALM = 1.5, 1.25  # times a step of one session: beyond the one it is a crowd, below the other no longer
 
 

@@ -97,8 +97,26 @@ def test_short_texts_whose_rows_happen_to_grow_with_them_teach_no_price_of_conte
 
 
 def test_prefill_rows_are_priced_beside_the_others():
-    cost = learned(knee)
-    for _ in range(30):
-        cost.learn(32, 0.06 + 64 * 0.0002, prefill=64)
-    assert cost.seconds(32, prefill=100) == pytest.approx(0.08, rel=0.02)
-    assert cost.seconds(32) == pytest.approx(0.06)
+    rng = random.Random(3)
+    cost = StepCost()
+    for _ in range(300):
+        rows, prefill = rng.choice([16, 32, 64]), rng.choice([0, 0, 16, 64])
+        cost.learn(rows, knee(rows) + 0.0002 * prefill, prefill=prefill)
+    assert cost.seconds(32, prefill=100) == pytest.approx(0.08, rel=0.03)
+    assert cost.seconds(32) == pytest.approx(0.06, rel=0.02)
+
+
+def test_steps_that_always_hold_some_prefill_teach_what_rows_cost():
+    """A verifier to which somebody comes all the time."""
+    rng = random.Random(6)
+    cost = StepCost()
+    for _ in range(300):
+        rows, prefill = rng.choice([32, 64, 128, 192, 256]), rng.randint(40, 80)
+        cost.learn(rows, knee(rows) + 0.0002 * prefill, prefill=prefill)
+    assert cost.seconds(256) - cost.seconds(128) == pytest.approx(0.06, rel=0.1)
+
+
+def test_prefill_alone_teaches_nothing():
+    cost = StepCost()
+    cost.learn(0, 0.1, prefill=64)
+    assert cost.seconds(1) == cost.per_prefill_row == 0.0

@@ -33,8 +33,9 @@ def test_steps_of_several_sizes_are_measured():
     engine = Measured()
     cost = probe(engine, 60.0, draft_rows=48, clock=lambda: engine.now)
     assert set(SIZES) <= set(engine.sizes)
+    assert cost.per_prefill_row == pytest.approx(0.005, rel=0.2)
     for rows in SIZES:
-        assert cost.seconds(rows) == pytest.approx(line(rows), rel=0.02)
+        assert cost.seconds(rows) == pytest.approx(line(rows), rel=0.05)
     assert not engine.sessions
 
 

@@ -256,10 +256,22 @@ def test_who_is_held_in_a_crowd_is_not_held_otherwise():
 
 def test_many_prefills_stretch_a_step_by_half_at_most():
     cost = learned(knee)
-    for _ in range(20):
-        cost.learn(32, 0.06 + 64 * 0.001, prefill=64)
+    for prefill in [0, 64] * 30:
+        cost.learn(32, 0.06 + prefill * 0.001, prefill=prefill)
     ledgers = [ledger(i) for i in range(40)]
     pending = {i: 1 if i < 20 else 500 for i in range(40)}
     step = Scheduler(512, 16).plan(ledgers, pending.__getitem__, 1.0, cost)
     assert step.roots == 20
-    assert 16 <= step.prefill <= 31
+    assert 25 <= step.prefill <= 33
+
+
+def test_prefill_of_unknown_price_grows_from_step_to_step():
+    cost = learned(knee)
+    ledgers = [ledger(i) for i in range(40)]
+    pending = {i: 1 if i < 20 else 500 for i in range(40)}
+    most = []
+    for _ in range(4):
+        step = Scheduler(512, 16).plan(ledgers, pending.__getitem__, 1.0, cost)
+        most.append(step.prefill)
+        cost.learn(step.roots, 0.06, prefill=step.prefill)
+    assert most == [16, 32, 64, 128]
