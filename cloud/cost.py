@@ -12,7 +12,7 @@ SETTLED = 8.0  # visits: from here on a change is the machine's mood, which all 
 MOST_SEEN, FADE = 20.0, 0.998  # what was last seen a few hundred steps ago may be looked at again
 GAIN, MOOD = 0.1, 0.05
 TINY = 1e-9
-USUAL_CONTEXT, USUAL_PREFILL = 30_000.0, 16.0  # tokens, rows: see `Slope`
+USUAL_CONTEXT, USUAL_PREFILL = 30_000.0, 4.0  # tokens, rows: see `Slope`
 ODD = 2.0  # a measurement counts as no further off than this factor
 
 
@@ -120,19 +120,19 @@ class StepCost:
         if at < len(xs):
             share = (rows - xs[at - 1]) / (xs[at] - xs[at - 1])
             return ys[at - 1] + share * (ys[at] - ys[at - 1])
-        if rows <= self.frontier:
-            slope = (ys[-1] - ys[-2]) / (xs[-1] - xs[-2]) if len(xs) > 1 else 0.0
-            return ys[-1] + slope * (rows - xs[-1])
-        return ys[-1] * rows / xs[-1]
+        in_proportion = ys[-1] * rows / xs[-1]
+        if rows > self.frontier:
+            return in_proportion
+        slope = (ys[-1] - ys[-2]) / (xs[-1] - xs[-2]) if len(xs) > 1 else 0.0
+        return min(ys[-1] + slope * (rows - xs[-1]), in_proportion)
 
     def _draw(self) -> None:
         """The curve through the groups: means of neighbours where one of more rows was quicker."""
-        reached = max((i + 1 for i, group in enumerate(self._groups) if group.seen >= TRUSTED), default=0)
-        if not reached:  # one visit has to do where there is no other
-            reached = max(i + 1 for i, group in enumerate(self._groups) if group.seen)
+        trusted = [i for i, group in enumerate(self._groups) if group.seen >= TRUSTED]
+        reached = (trusted or [i for i, group in enumerate(self._groups) if group.seen])[-1] + 1
         blocks: list[tuple[float, float, float, float]] = []  # weight, fewest rows, most rows, seconds
         for group in self._groups[:reached]:
-            if not (group.known or (group is self._groups[reached - 1] and group.seen)):
+            if not (group.known if trusted else group.seen):  # one visit has to do while there is nothing better
                 continue
             beside = self.per_context * group.context + self.per_prefill_row * group.prefill
             seconds = max(TINY, group.seconds - beside)

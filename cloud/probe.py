@@ -11,21 +11,27 @@ from cloud.engines.base import Engine, Plan, Work
 from protocol.errors import ModelError
 from protocol.sampling import Sampling
 
-SIZES = (1, 8, 32, 64)  # rows
+SIZES = (1, 8, 32, 64)  # rows that draw tokens
 ROUNDS = 3
 SESSIONS = 4
-PROMPT, LENGTH = 64, 256  # tokens
+PROMPT, LENGTH = 32, 256  # tokens
 
 
 def probe(engine: Engine, limit_s: float, draft_rows: int, clock: Callable[[], float] = time.monotonic) -> StepCost:
-    """A cost that knows steps of some sizes, from a few throw-away sessions; no step begins after `limit_s`.
+    """A cost that knows steps of some sizes, from a few throw-away sessions.
 
-    draft_rows: most of one session in a step. Knows less, or nothing, where the engine has no room for the sessions.
+    limit_s: no step begins later than this after the first one, which is slow for being the first; draft_rows: most of
+    one session in a step. Knows less, or nothing, where time or the engine's room does not suffice.
     """
     cost, keys = StepCost(), list[int]()
-    deadline = clock() + limit_s
     length = min(LENGTH, engine.info.context)
     prompt = list(islice(cycle(range(engine.info.vocab_size)), min(PROMPT, length // 2)))
+
+    def open_session() -> int:
+        key = -1 - len(keys)
+        engine.open(key, prompt, Sampling(), length)
+        keys.append(key)
+        return key
 
     def run(work: Sequence[Work], rows: int, prefill: int = 0) -> None:
         if clock() < deadline and rows + prefill == sum(one.rows + len(one.draft) for one in work):
@@ -34,17 +40,18 @@ def probe(engine: Engine, limit_s: float, draft_rows: int, clock: Callable[[], f
                 cost.learn(rows, outcome.seconds, len(prompt) * len(work), prefill)
 
     try:
-        while len(keys) < SESSIONS and clock() < deadline and engine.room(length):
-            key = -1 - len(keys)
-            engine.open(key, prompt, Sampling(), length)
-            keys.append(key)
-            if len(keys) == 1:
-                engine.step(Plan([Work(key, len(prompt))]))  # what is slow only the first time
-            else:
-                run([*_work(keys[:1], 1, 0), Work(key, len(prompt) - 1)], 1, len(prompt) - 1)
-                run(_work(keys[:1], 1, 0), 1)
-        for rows in SIZES * ROUNDS:
-            run(_work(keys, rows, draft_rows), rows)
+        while len(keys) < SESSIONS and engine.room(length):
+            open_session()
+        if not (keys and limit_s):
+            return cost
+        engine.step(Plan([Work(key, len(prompt)) for key in keys]))
+        deadline = clock() + limit_s
+        for turn in range(ROUNDS):
+            for rows in SIZES:
+                run(_work(keys, rows, draft_rows), rows)
+            if turn and engine.room(length):
+                reading = Work(open_session(), len(prompt) - 1)
+                run([*_work(keys, 1, 0), reading], 1, reading.rows)
     except ModelError:
         pass  # no room after all: what was measured until then has to do
     finally:

@@ -47,6 +47,15 @@ def test_it_looks_upward_step_by_step():
     assert before >= 512, "a flat engine is known within sixty steps"
 
 
+def test_steps_of_unequal_size_lead_upward_too():
+    rng = random.Random(8)
+    cost = StepCost()
+    for _ in range(200):
+        rows = rng.randint(1, cost.frontier)
+        cost.learn(rows, knee(rows))
+    assert cost.frontier >= 256
+
+
 def test_a_hiccup_moves_little_and_closes_no_door():
     cost = learned(knee)
     cost.learn(64, 5.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cloud.engines.base import Outcome, Plan
-from cloud.probe import SIZES, probe
+from cloud.probe import PROMPT, SIZES, probe
 from tests.cloud.pricing import line
 from tests.toys import ToyEngine
 
@@ -42,7 +42,7 @@ def test_steps_of_several_sizes_are_measured():
 def test_no_step_begins_after_the_time_is_up():
     engine = Measured()
     probe(engine, 0.5, draft_rows=48, clock=lambda: engine.now)
-    assert 0.3 < engine.now < 0.5 + line(64)
+    assert 0.4 < engine.now - line(4 * PROMPT) < 0.5 + line(64)
     skipped = Measured()
     assert probe(skipped, 0.0, draft_rows=48, clock=lambda: skipped.now).seconds(1) == 0.0
     assert not skipped.sizes
