@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-from itertools import count
 from math import ceil
 
 from edge.calibration import Calibration
@@ -12,10 +10,13 @@ from edge.window import Window
 from protocol.tree import Node
 
 LEAST_GAIN = 0.02  # expected tokens below which a pass is not worth its energy
-LEAST_LEAF = 0.02  # expected tokens below which a guess is not worth its bytes
+LEAST_LEAF = 0.01  # expected tokens below which a guess is not worth its bytes
+MAIN_PATH = 3.0  # times its chance: the likeliest path goes first, since a verdict takes whole runs of it
 SIBLINGS_ROOM = 0.75  # of the guesses that are welcome: the rest is kept for going deeper
 ROW_PRICE = 2.0  # a further row must earn this many times its share of the pass; found by replaying recorded drafts
 MOST_ROWS = 8  # of one pass
+TEXT_WEIGHT = 3.0  # misses that a text must show before it is half believed to be easier or harder than others
+MOST_HARDNESS = 3.0
 HOPELESS, EVIDENCE = 0.2, 32  # first guesses right, and positions judged, after which a patient verifier is let go
 
 
@@ -26,6 +27,13 @@ class AutoPolicy:
     taken while `P_k (1 + r (k-1)) > r (P_1 + … + P_{k-1})`, where P is a node's calibrated probability of being on
     the target's path and r the measured price of a row. Every candidate of an evaluated node that is likely enough
     becomes a guess; a guess costs the board nothing until it is evaluated itself.
+
+    What a node leads to must still be ahead of the verifier when it gets there. A verifier that steps without pause
+    moves a token a step at least, so a node that is n tokens too near counts for what it brings a pass of those that
+    are needed to overtake it; a board that is slower than that never drafts.
+
+    Texts differ more than boards do, so what the calibration says of misses is scaled by this text's own: `hardness`
+    is how many there were over how many were expected.
     """
 
     candidates = 6
@@ -33,11 +41,12 @@ class AutoPolicy:
     def __init__(self, calibration: Calibration, *, paced: bool = True) -> None:
         self.calibration, self.paced = calibration, paced
         self._root: Node | None = None
-        self._open: list[tuple[float, int, Node]] = []
-        self._number = count()
+        self._open: list[Node] = []
         self._picked: list[Node] = []
         self._judged = 0
         self._right = 0.0
+        self._misses = self._expected_misses = 0.0
+        self._hardness = 1.0
 
     def grow(self, window: Window, now: float) -> list[Node]:
         if window.outcomes:
@@ -54,7 +63,7 @@ class AutoPolicy:
         else:
             for node in self._picked:
                 self._branch(window, node, most)
-        self._picked = self._pick(window)
+        self._picked = self._pick(window, now)
         return self._picked
 
     def send_at(self, window: Window, now: float, pass_s: float) -> float:
@@ -64,10 +73,16 @@ class AutoPolicy:
 
     def _learn(self, window: Window) -> None:
         for candidates, depth, id in window.outcomes:
+            best = candidates[0]
+            right = best.id == id
+            self._expected_misses += 1 - self.calibration.first(best.probability, depth)
+            self._misses += not right
             self.calibration.saw(candidates, depth, id)
             self._judged += 1
-            self._right += (float(candidates[0].id == id) - self._right) * max(1 / self._judged, 1 / EVIDENCE)
+            self._right += (float(right) - self._right) * max(1 / self._judged, 1 / EVIDENCE)
         window.outcomes.clear()
+        hardness = (self._misses + TEXT_WEIGHT) / (self._expected_misses + TEXT_WEIGHT)
+        self._hardness = min(MOST_HARDNESS, hardness)
 
     def _hopeless(self, window: Window) -> bool:
         """Whether a verifier that waits for these drafts waits in vain."""
@@ -88,7 +103,7 @@ class AutoPolicy:
         self._open = []
         for node in [window.tree.root, *window.tree]:
             if node.note.row is None:
-                self._offer(node)
+                self._open.append(node)
             elif not node.children and node.note.candidates:
                 self._branch(window, node, most)
 
@@ -100,31 +115,60 @@ class AutoPolicy:
         path, tree = note.path, window.tree
         note.depth = depth = node.position - tree.root.position + 1
         best, *others = note.candidates
-        share = self.calibration.first(best.probability, depth)
+        hardness = self._hardness
+        share = max(0.0, 1 - (1 - self.calibration.first(best.probability, depth)) * hardness)
         if path * share >= LEAST_GAIN and len(tree) < most and window.can_guess(node):
-            self._offer(window.guess(node, best.id, share))
+            made = window.guess(node, best.id, share)
+            made.note.main = note.main
+            self._open.append(made)
         if not window.branches:
             return
         room = int(SIBLINGS_ROOM * most)
         least = max(LEAST_LEAF, 0.5 / most) if most else 1.0
         for other in others:
-            share = self.calibration.sibling(other.probability)
+            share = hardness * self.calibration.sibling(other.probability)
             if path * share < least or len(tree) >= room or not window.can_guess(node):
                 break
-            self._offer(window.guess(node, other.id, share))
+            made = window.guess(node, other.id, share)
+            made.note.main = False
+            self._open.append(made)
 
-    def _offer(self, node: Node) -> None:
-        heapq.heappush(self._open, (-node.note.path, next(self._number), node))
-
-    def _pick(self, window: Window) -> list[Node]:
-        heap = self._open
-        picked: list[Node] = []
+    def _pick(self, window: Window, now: float) -> list[Node]:
+        """The open nodes for the next pass, parents are evaluated already."""
         price = window.cadence.cost.share * ROW_PRICE
+        first, slowness = self._catching_up(window, now)
+        root = window.tree.root.position
+        worth = []
+        for node in self._open:
+            behind = first - (node.position - root)
+            gain = node.note.path if behind <= 0 else node.note.path / (1 + behind * slowness)
+            if node.note.main:
+                gain *= MAIN_PATH
+            if gain >= LEAST_GAIN:
+                worth.append((gain, node))
+        worth.sort(key=_gain, reverse=True)
+        picked: list[Node] = []
         total = 0.0
-        while heap and len(picked) < MOST_ROWS:
-            gain = -heap[0][0]
-            if gain < LEAST_GAIN or (picked and gain * (1 + price * (len(picked) - 1)) <= price * total):
+        for gain, node in worth[:MOST_ROWS]:
+            if picked and gain * (1 + price * (len(picked) - 1)) <= price * total:
                 break
-            picked.append(heapq.heappop(heap)[2])
+            picked.append(node)
             total += gain
+        for node in picked:
+            self._open.remove(node)
         return picked
+
+    def _catching_up(self, window: Window, now: float) -> tuple[float, float]:
+        """(depth, passes a token): guesses behind a node of this depth are still ahead of the verifier when they get
+        there, even if it takes one token a step; to get one token further ahead of it takes so many passes.
+        """
+        cadence = window.cadence
+        pass_s, step_s, trip_s = cadence.cost.first_s, cadence.step_s, cadence.round_trip_s
+        if window.request.patience_s or not step_s or trip_s is None:
+            return 0.0, 1.0
+        steps = ceil((now + pass_s + trip_s - cadence.beat_at) / step_s)
+        return steps, 1 / max(1 - pass_s / step_s, 0.05)
+
+
+def _gain(one: tuple[float, Node]) -> float:
+    return one[0]

@@ -12,14 +12,15 @@ MARGIN_S = 0.004  # a message's own way through broker and gateway, and what the
 
 
 class Cadence:
-    """Seconds throughout. step_s: of the verifier; cost: of the drafter's passes; sent_at: when the last draft left."""
+    """Seconds throughout. step_s: of the verifier; cost: of the drafter's passes; sent_at, beat_at:
+    when the last draft left and the last commit came."""
 
     def __init__(self) -> None:
         self.step_s = 0.0
         self.cost = PassCost()
         self.sent_at = -inf
         self.round_trip_s: float | None = None
-        self._beat_at = -inf
+        self.beat_at = -inf
         self._waiting: deque[tuple[int, float]] = deque(maxlen=64)
         self._trips: deque[float] = deque(maxlen=15)
 
@@ -34,7 +35,7 @@ class Cadence:
 
     def beat(self, seq: int, age_ms: int | None, now: float) -> None:
         """A commit has come that knows of all drafts up to `seq`, the last of which the verifier had for `age_ms`."""
-        self._beat_at = now
+        self.beat_at = now
         sent_at: float | None = None
         while self._waiting and self._waiting[0][0] <= seq:
             number, left_at = self._waiting.popleft()
@@ -54,7 +55,7 @@ class Cadence:
         if trip is None or not self.step_s:
             return max(now, self.sent_at + self.step_s)
         # Steps begin at the verifier at beat + k * step, seen from here: what leaves a round trip earlier is in time.
-        first = self._beat_at - trip
+        first = self.beat_at - trip
         latest = first + ceil((now - first) / self.step_s) * self.step_s
         if now >= latest - MARGIN_S or (pass_s and now + pass_s > latest - MARGIN_S):
             return now

@@ -53,13 +53,15 @@ class Send:
 class Guess:
     """What the board remembers of a node. path: the product of the drafter's probabilities from the root's child on;
     row, candidates: set once the drafter has evaluated the node; depth: how far behind the text of then the guesses
-    behind the node were made; seq: the draft that carried the node, or None.
+    behind the node were made; main: it and all before it are first candidates; seq: the draft that carried the node,
+    or None.
     """
 
     path: float = 1.0
     row: object = None
     candidates: list | None = None
     depth: int = 1
+    main: bool = True
     seq: int | None = None
 
 

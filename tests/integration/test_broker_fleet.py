@@ -133,7 +133,7 @@ def wait_for(what: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("policy", ["chain", "tree"])
+@pytest.mark.parametrize("policy", ["auto", "tree"])
 def test_the_text_is_the_targets(fleet, sampling, policy):
     fleet.verifier(f"v-{policy}-{sampling.greedy}")
     board = fleet.board(f"t.{policy}-{sampling.greedy}", policy=policy)
@@ -168,7 +168,7 @@ def test_several_boards_share_one_verifier(fleet):
     gateway = fleet.verifier("v-several")
     samplings = [Sampling(), *(Sampling(temperature=0.8, seed=seed) for seed in range(7))]
     streams = [
-        fleet.board(f"t.several-{i}", policy=["chain", "tree"][i % 2]).open(
+        fleet.board(f"t.several-{i}", policy=["auto", "chain", "tree"][i % 3]).open(
             make_request(i + 1, sampling=sampling, max_tokens=60, patience_s=[0.0, 0.02][i // 4])
         )
         for i, sampling in enumerate(samplings)

@@ -15,6 +15,8 @@ import torch
 
 from cloud.engines.numerics import Numerics
 from cloud.engines.torch_engine import TorchEngine, load
+from edge.auto import AutoPolicy
+from edge.calibration import Calibration
 from edge.drafters.base import Candidate
 from edge.policy import ChainPolicy, TreePolicy
 from protocol.sampling import Sampling
@@ -122,7 +124,7 @@ def fleet(engine: TorchEngine, prompts, truths, *, sampling, patience_s, quality
                 max_tokens=NUM_TOKENS,
                 patience_s=patience_s,
                 drafter=KnowingDrafter([*prompt, *truth], engine.info.vocab_size, spoil),
-                policy=TreePolicy() if shape == "tree" else ChainPolicy(),
+                policy={"tree": TreePolicy(), "chain": ChainPolicy()}.get(shape) or AutoPolicy(Calibration()),
             )
         )
     world.run(lambda: all(board.done for board in boards))
@@ -135,8 +137,8 @@ def fleet(engine: TorchEngine, prompts, truths, *, sampling, patience_s, quality
     [
         (1, "good", "chain", 0.0),
         (1, "adversarial", "tree", inf),
-        (4, "bad", "tree", 0.2),
-        (16, "good", "tree", 0.0),
+        (4, "bad", "auto", 0.2),
+        (16, "good", "auto", 0.0),
         (16, "bad", "chain", inf),
     ],
 )

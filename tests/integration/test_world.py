@@ -6,6 +6,8 @@ from math import inf
 
 import pytest
 
+from edge.auto import AutoPolicy
+from edge.calibration import Calibration
 from edge.policy import ChainPolicy, NoDraftPolicy, SyncPolicy, TreePolicy
 from protocol.messages import Close, Commit, Draft, Open, Opened
 from protocol.sampling import Sampling
@@ -22,13 +24,15 @@ def drafter(kind: str) -> ToyDrafter:
 
 
 def policy(kind: str):
+    if kind == "auto":
+        return AutoPolicy(Calibration())
     return {"chain": ChainPolicy(), "tree": TreePolicy(), "sync": SyncPolicy()}[kind]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
 @pytest.mark.parametrize("patience_s", PATIENCES)
 @pytest.mark.parametrize("quality", ["good", "bad", "adversarial"])
-@pytest.mark.parametrize("shape", ["chain", "tree", "sync"])
+@pytest.mark.parametrize("shape", ["auto", "chain", "tree", "sync"])
 def test_text_is_the_targets(sampling, patience_s, quality, shape):
     world = World()
     world.verifier("v1")
@@ -49,7 +53,9 @@ def test_good_drafts_save_steps_and_time():
         return world.now, board.run.window.tally
 
     plain_s, plain = play(policy=NoDraftPolicy())
-    quick_s, quick = play(drafter=drafter("good"), policy=ChainPolicy(floor=1e-6))  # the toy is never sure of a guess
+    learned = Calibration()
+    play(drafter=drafter("good"), policy=AutoPolicy(learned))  # the toy is never sure of a guess: verdicts tell
+    quick_s, quick = play(drafter=drafter("good"), policy=AutoPolicy(learned))
     assert plain.commits == 80
     assert quick.commits < 0.75 * plain.commits and quick_s < 0.75 * plain_s
     assert quick.guessed > 40
@@ -66,7 +72,7 @@ def test_stop_id_ends_the_text():
 
 
 @pytest.mark.parametrize("patience_s", PATIENCES)
-@pytest.mark.parametrize("shape", ["chain", "tree"])
+@pytest.mark.parametrize("shape", ["auto", "chain", "tree"])
 def test_any_single_message_may_be_lost(patience_s, shape):
     """Open, opened, each draft, each commit, the last one too: drop the n-th message, for every n."""
 

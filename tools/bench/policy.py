@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from math import inf
 from pathlib import Path
@@ -112,9 +112,7 @@ def table(recorded: Sequence[Trace]) -> list[dict]:
 
 def grid(recorded: Sequence[Trace]) -> dict:
     """Every cell and trace: `auto` at patience 0 beside cloud alone and, from 20 ms on, the better of the chains."""
-    cells = [
-        Cell(board, rtt, step) for board, step, rtt in product(sorted(BOARDS), GRID_STEP_MS, GRID_RTT_MS)
-    ]
+    cells = [Cell(board, rtt, step) for board, step, rtt in product(sorted(BOARDS), GRID_STEP_MS, GRID_RTT_MS)]
     lost: list[dict] = []
     over_cloud, over_rival = [], []
     for cell in track(cells, "grid", transient=True):
@@ -180,9 +178,7 @@ def load(recorded: Sequence[Trace], loads: Sequence[int] = LOADS, board: str = "
 def spoiled(recorded: Sequence[Trace], keep: float = 0.15) -> list[Trace]:
     """The same texts with a drafter that is right at only every 1/keep-th position, and as sure as ever."""
     every = round(1 / keep)
-    return [
-        replace_guesses(trace, [i for i in range(len(trace.target)) if i % every]) for trace in recorded
-    ]
+    return [replace_guesses(trace, [i for i in range(len(trace.target)) if i % every]) for trace in recorded]
 
 
 def replace_guesses(trace: Trace, positions: Sequence[int]) -> Trace:
