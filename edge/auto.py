@@ -96,7 +96,7 @@ class AutoPolicy:
             return window.num_rows
         step_s, trip_s = window.cadence.step_s, window.cadence.round_trip_s or 0.0
         steps = 1 + ceil((trip_s + window.cadence.cost.first_s) / step_s) if step_s else 2
-        return min(window.num_rows, window.advice * steps)
+        return min(window.num_rows, max(window.advice * steps, window.request.patience_s > 0))
 
     def _restart(self, window: Window, most: int) -> None:
         """The text has moved: its guesses are what is left of them."""
@@ -117,7 +117,8 @@ class AutoPolicy:
         best, *others = note.candidates
         hardness = self._hardness
         share = max(0.0, 1 - (1 - self.calibration.first(best.probability, depth)) * hardness)
-        if path * share >= LEAST_GAIN and len(tree) < most and window.can_guess(node):
+        awaited = depth == 1 and window.request.patience_s > 0  # a verifier that waits must hear something
+        if (awaited or path * share >= LEAST_GAIN) and len(tree) < most and window.can_guess(node):
             made = window.guess(node, best.id, share)
             made.note.main = note.main
             self._open.append(made)

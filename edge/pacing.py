@@ -33,6 +33,6 @@ def departure(window: Window, now: float, pass_s: float, *, paced: bool, enough:
         return window.cadence.departure(now, pass_s)
     if not under_way:
         tip = unsent[-1]
-        full = len(unsent) >= enough or tip.note.path < UNSURE or not window.can_guess(tip)
+        full = not pass_s or len(unsent) >= enough or tip.note.path < UNSURE or not window.can_guess(tip)
         return now if full else inf
     return window.cadence.sent_at + GATHERED_SHARE * window.cadence.step_s

@@ -9,6 +9,8 @@ from math import inf
 
 import pytest
 
+from edge.auto import AutoPolicy
+from edge.calibration import Calibration
 from edge.policy import ChainPolicy, NoDraftPolicy, Policy, SyncPolicy, TreePolicy
 from protocol.messages import Limits, Resync
 from protocol.sampling import Sampling
@@ -62,6 +64,7 @@ class Chaos:
         policy, patiences = rng.choice(
             [
                 (ChainPolicy(), [0.0, 0.05, 0.5, inf]),
+                (AutoPolicy(Calibration()), [0.0, 0.05, 0.5, inf]),
                 (TreePolicy(), [0.0, 0.05, 0.5, inf]),
                 (TreePolicy(rows=4, sibling_floor=0.02), [0.0, 0.5, inf]),
                 (SyncPolicy(), [inf]),
