@@ -33,7 +33,7 @@ class Gateway:
         self, verifier: Verifier, broker: BrokerConfig, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.verifier, self._clock = verifier, clock
-        self._inbox: deque[tuple[str, bytes]] = deque(maxlen=MOST_WAITING)
+        self._inbox: deque[tuple[str, bytes, float]] = deque(maxlen=MOST_WAITING)
         self._something = threading.Event()
         self._stopping = False
         self._tell_at = 0.0
@@ -74,7 +74,7 @@ class Gateway:
             self._tell_state("up")
             self._tell_at = now + TELL_S
         while self._inbox:
-            verifier.receive(*self._inbox.popleft(), now)
+            verifier.receive(*self._inbox.popleft())
         verifier.tick(now)
         plan = verifier.plan(now)
         self._publish()
@@ -113,7 +113,7 @@ class Gateway:
         self.link.close()
 
     def _on_message(self, topic: str, payload: bytes) -> None:
-        self._inbox.append((topic, payload))
+        self._inbox.append((topic, payload, self._clock()))
         self._something.set()
 
     def _on_state(self, up: bool, reason: str) -> None:
