@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from edge.calibration import Calibration
+from edge.calibration import HOPELESS, Calibration
 from edge.pacing import departure
 from edge.window import Window
 from protocol.tree import Node
@@ -17,7 +17,7 @@ ROW_PRICE = 2.0  # a further row must earn this many times its share of the pass
 MOST_ROWS = 8  # of one pass
 TEXT_WEIGHT = 3.0  # misses that a text must show before it is half believed to be easier or harder than others
 MOST_HARDNESS = 3.0
-HOPELESS, EVIDENCE = 0.2, 32  # first guesses right, and positions judged, after which a patient verifier is let go
+PROBE = 6  # positions of a text that are guessed before a drafter that was hopeless lately is given up
 
 
 class AutoPolicy:
@@ -44,15 +44,14 @@ class AutoPolicy:
         self._open: list[Node] = []
         self._picked: list[Node] = []
         self._judged = 0
-        self._right = 0.0
         self._misses = self._expected_misses = 0.0
         self._hardness = 1.0
 
     def grow(self, window: Window, now: float) -> list[Node]:
         if window.outcomes:
             self._learn(window)
-        if self._hopeless(window):
-            window.give_up_drafting(now)
+        if window.request.patience_s and self._hopeless():
+            window.give_up_drafting(now)  # the verifier waits in vain
         root = window.tree.root
         if root.note.candidates is None or window.alone:
             return []
@@ -79,14 +78,14 @@ class AutoPolicy:
             self._misses += not right
             self.calibration.saw(candidates, depth, id)
             self._judged += 1
-            self._right += (float(right) - self._right) * max(1 / self._judged, 1 / EVIDENCE)
         window.outcomes.clear()
         hardness = (self._misses + TEXT_WEIGHT) / (self._expected_misses + TEXT_WEIGHT)
         self._hardness = min(MOST_HARDNESS, hardness)
 
-    def _hopeless(self, window: Window) -> bool:
-        """Whether a verifier that waits for these drafts waits in vain."""
-        return window.request.patience_s > 0 and self._judged >= EVIDENCE and self._right < HOPELESS
+    def _hopeless(self) -> bool:
+        """Whether this text's guesses fail as those of the texts before did."""
+        right = self._judged - self._misses
+        return self._judged >= PROBE and right < HOPELESS * self._judged and self.calibration.hopeless()
 
     def _most(self, window: Window) -> int:
         """How many guesses are welcome at once: what the verifier takes in the steps that begin until its verdict on

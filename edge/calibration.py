@@ -19,6 +19,7 @@ SIBLING_PRIOR = (0.02, 0.05, 0.1, 0.17, 0.25, 0.35)
 DEPTH_EDGES = (1, 2, 4, 8)
 PRIOR_WEIGHT = 4.0  # observations that the prior counts as
 DEPTH_WEIGHT = 40.0
+HOPELESS, EVIDENCE = 0.2, 32  # first candidates right, of about so many of the latest
 MEMORY = 400.0  # observations of one kind after which the older half fades
 
 
@@ -56,6 +57,8 @@ class Calibration:
         self._sibling = Frequency(SIBLING_EDGES, SIBLING_PRIOR)
         self._hits = [DEPTH_WEIGHT] * (len(DEPTH_EDGES) + 1)
         self._expected = [DEPTH_WEIGHT] * (len(DEPTH_EDGES) + 1)
+        self._judged = 0
+        self._right = 0.0
 
     def first(self, probability: float, depth: int) -> float:
         """How often a first candidate of this probability is right, `depth` tokens behind the text, if what leads to
@@ -68,9 +71,15 @@ class Calibration:
         """How often another than the first candidate is right, if what leads to it is."""
         return self._sibling.at(probability)
 
+    def hopeless(self) -> bool:
+        """Whether first candidates have hardly ever been right of late."""
+        return self._judged >= EVIDENCE and self._right < HOPELESS
+
     def saw(self, candidates: Sequence[Candidate], depth: int, id: int) -> None:
         """The target wrote `id` where these candidates were guessed, `depth` tokens behind the text of then."""
         best = candidates[0]
+        self._judged += 1
+        self._right += (float(best.id == id) - self._right) * max(1 / self._judged, 1 / EVIDENCE)
         i = bisect(DEPTH_EDGES, depth - 1)
         self._expected[i] += self._first.at(best.probability)
         self._hits[i] += best.id == id

@@ -6,8 +6,8 @@ from math import inf
 
 import pytest
 
-from edge.auto import EVIDENCE, MOST_ROWS, AutoPolicy
-from edge.calibration import Calibration
+from edge.auto import MOST_ROWS, PROBE, AutoPolicy
+from edge.calibration import EVIDENCE, Calibration
 from edge.window import Window
 from tests.edge.test_policy import UNSURE, commit, depth, evaluate, passes, window
 
@@ -108,6 +108,19 @@ def test_a_verifier_that_waits_in_vain_is_told_not_to(patience_s, right, alone):
     evaluate(policy, session, [session.tree.root], UNSURE)
     policy.grow(session, 1.0)
     assert session.alone == alone
+
+
+def test_the_next_text_of_a_hopeless_drafter_is_given_up_sooner_and_a_good_one_is_not():
+    calibration = Calibration()
+    judge(AutoPolicy(calibration), measured(window(patience_s=inf), share=0.15), [9] * (EVIDENCE + 2))
+    session, policy = measured(window(patience_s=inf), share=0.15), AutoPolicy(calibration)
+    judge(policy, session, [9] * PROBE)
+    policy.grow(session, 1.0)
+    assert session.alone
+    session, policy = measured(window(patience_s=inf), share=0.15), AutoPolicy(calibration)
+    judge(policy, session, [1] * (PROBE + 4))
+    policy.grow(session, 1.0)
+    assert not session.alone
 
 
 def test_drafts_that_are_never_right_shrink():
