@@ -40,7 +40,11 @@ class Trace(msgspec.Struct, frozen=True):
         return sum(ids[0] == id for ids, id in zip(self.draft_ids, self.target, strict=True)) / len(self.target)
 
 
-def load(path: str | Path) -> list[Trace]:
+RECORDED = Path(__file__).parent / "twin" / "traces" / "qwen-coder-0.5b-to-1.5b.json"
+"""Four chat prompts, 128 greedy tokens each of Qwen2.5-Coder-1.5B-Instruct, with the eight best of the 0.5B one."""
+
+
+def load(path: str | Path = RECORDED) -> list[Trace]:
     """The traces of a file. Raises ConfigError that names what is wrong."""
     try:
         traces = msgspec.json.decode(Path(path).read_bytes(), type=list[Trace])

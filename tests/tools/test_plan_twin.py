@@ -10,6 +10,7 @@ from statistics import fmean
 import pytest
 
 from edge.config import DraftingConfig
+from tools.arrivals import mean_gap_ms
 from tools.boards import BOARDS
 from tools.modes import MODES
 from tools.plan import formulas
@@ -17,7 +18,6 @@ from tools.plan.acceptance import Recorded
 from tools.plan.synthetic import independent_trace
 from tools.twin.fleet import Scene, simulate
 from tools.twin.replay import Script, StepTime
-from tools.twin.report import mean_itl_ms
 
 STEP_S = 0.06
 TEXT = independent_trace(0.8, 600, seed=2)
@@ -37,7 +37,7 @@ def twin_s(mode: str, board: str, rtt_s: float, drafting: DraftingConfig, device
         devices=devices,
         spread_s=1.0,
     )
-    return fmean(mean_itl_ms(story) for (story,) in simulate(scene).stories) / 1e3
+    return fmean(mean_gap_ms(story.arrivals) for (story,) in simulate(scene).stories) / 1e3
 
 
 @pytest.mark.parametrize("rtt_s", [0.02, 0.05, 0.1, 0.15])

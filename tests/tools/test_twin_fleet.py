@@ -9,11 +9,12 @@ import pytest
 
 from cloud.verifier import Bounds
 from edge.config import DraftingConfig
+from tools.arrivals import gaps_ms
 from tools.boards import BOARDS
 from tools.traces import Trace
 from tools.twin.fleet import Result, Scene, simulate
 from tools.twin.replay import Script, StepTime
-from tools.twin.report import gaps_ms, tokens_per_s
+from tools.twin.report import tokens_per_s
 
 STEP = StepTime(0.06, knee=128, row_s=0.06 / 128)
 WRONG = 900_000  # ids from here on are in no text

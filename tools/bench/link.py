@@ -24,6 +24,7 @@ from tools.models import PAIRS
 from tools.modes import MODES
 from tools.player import Player
 from tools.stage import LongLink, Stage
+from tools.traces import RECORDED
 from tools.wan import Counters
 
 DEFAULT_MODES = ("cloud", "sync", "async", "never_wait", "auto")
@@ -177,7 +178,13 @@ def _report(console: Console, sides: Sides, takes: Sequence[Takes], tls: bool) -
 
 
 @click.command()
-@click.option("--traces", "files", type=click.Path(path_type=Path), multiple=True, help="Of `tools.twin record`.")
+@click.option(
+    "--traces",
+    "files",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="Of `twin record`; the recorded ones if absent.",
+)
 @click.option("--board", type=click.Choice(sorted(BOARDS)), default="orin-nano", show_default=True)
 @click.option("--cloud-step-ms", type=click.FloatRange(0.01), default=60.0, show_default=True)
 @click.option("--cloud-prefill", type=click.FloatRange(1), default=20_000.0, show_default=True, help="Tokens a second.")
@@ -199,8 +206,8 @@ def main(
     rtts_ms: tuple[float, ...], colocated: bool, tls: str, texts: int, rounds: int, picture: Path | None,
 ) -> None:  # fmt: skip
     """Milliseconds a token, cloud steps and bytes in every mode over an emulated link; one JSON record on stdout."""
-    if real == bool(files):
-        raise click.UsageError("give --traces, or --real")
+    if real and files:
+        raise click.UsageError("--real plays no --traces")
     if picture and (picture.suffix.lower() not in (".png", ".svg") or not picture.absolute().parent.is_dir()):
         raise click.BadParameter("name a .png or .svg in a folder that exists", param_hint="--picture")
     console = Console(stderr=True)
@@ -211,7 +218,9 @@ def main(
         else:
             timing = board_timing(board)
             beside = BoardTiming(colocated_pass_ms / 1e3, timing.row_share, cloud_prefill)
-            sides = Replayed.of(files, texts, prompt_tokens, timing, beside, cloud_step_ms / 1e3, 1 / cloud_prefill)
+            sides = Replayed.of(
+                files or (RECORDED,), texts, prompt_tokens, timing, beside, cloud_step_ms / 1e3, 1 / cloud_prefill
+            )
         record = measure(
             sides,
             modes=modes or DEFAULT_MODES,

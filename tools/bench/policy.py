@@ -15,13 +15,14 @@ from rich.progress import track
 from cloud.verifier import Bounds
 from edge.config import DraftingConfig
 from tools import traces
+from tools.arrivals import mean_gap_ms
 from tools.bench.record import machine
 from tools.boards import BOARDS
 from tools.modes import MODES
 from tools.traces import Trace
 from tools.twin.fleet import Result, Scene, simulate
 from tools.twin.replay import Script, StepTime
-from tools.twin.report import figures, mean_itl_ms
+from tools.twin.report import figures
 
 STEP_S = 0.060
 PREFILL_ROW_S = 1 / 20_000
@@ -70,7 +71,7 @@ class Cell:
 
 def itl(result: Result) -> list[float]:
     """Mean ms a token of each text."""
-    return [mean_itl_ms(story) for device in result.stories for story in device]
+    return [mean_gap_ms(story.arrivals) for device in result.stories for story in device]
 
 
 def mean(values: Sequence[float]) -> float:
@@ -211,7 +212,7 @@ PARTS = {"table": table, "grid": grid, "whole_answers": whole_answers, "load": l
 
 
 @click.command()
-@click.option("--traces", "path", type=click.Path(path_type=Path), required=True)
+@click.option("--traces", "path", type=click.Path(path_type=Path), default=traces.RECORDED, show_default=True)
 @click.option("--part", "parts", multiple=True, type=click.Choice(sorted(PARTS)))
 def main(path: Path, parts: tuple[str, ...]) -> None:
     """The policies in the twin: one JSON record of what they reach and where they lose."""

@@ -33,7 +33,7 @@ def board_of(name: str, pass_ms: float | None, row_share: float | None, prefill:
 
 
 @click.group(cls=CommandGroup, command="twin", invoke_without_command=True)
-@click.option("--traces", "path", type=click.Path(path_type=Path), help="A file of `twin record`. Required.")
+@click.option("--traces", "path", type=click.Path(path_type=Path), default=traces.RECORDED, help="Of `twin record`.")
 @click.option("--board", type=click.Choice(sorted(BOARDS)), default="orin-nano", show_default=True)
 @click.option("--pass-ms", type=float, help="Of the drafter, instead of the board's.")
 @click.option("--row-share", type=float, help="What a further row adds, as a share of a pass.")
@@ -56,7 +56,7 @@ def board_of(name: str, pass_ms: float | None, row_share: float | None, prefill:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
 @click.pass_context
 def main(
-    context: click.Context, path: Path | None, board: str, pass_ms: float | None, row_share: float | None,
+    context: click.Context, path: Path, board: str, pass_ms: float | None, row_share: float | None,
     board_prefill: float | None, devices: int, texts: int, rtt_ms: float, cloud_step_ms: float, knee: float,
     row_ms: float | None, cloud_prefill: float, prompt_tokens: int, mode: str, patience_s: float | None, gamma: int,
     paced: bool, verifiers: int, spread_s: float, seed: int, as_json: bool,
@@ -64,8 +64,6 @@ def main(
     """The real window, policies, ledger and scheduler on a virtual clock; compute is times, the drafter a trace."""
     if context.invoked_subcommand:
         return
-    if path is None:
-        raise click.UsageError("--traces is required; `twin record` makes such a file")
     chosen = MODES[mode]
     past_knee_s = 0.0 if knee == inf else cloud_step_ms / 1e3 / knee if row_ms is None else row_ms / 1e3
     scene = Scene(

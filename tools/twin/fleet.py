@@ -6,8 +6,10 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from cloud.config import SchedulerConfig
+from cloud.probe import probe
 from cloud.scheduler import Scheduler
 from cloud.verifier import Bounds
 from edge.calibration import Calibration
@@ -66,7 +68,10 @@ def simulate(scene: Scene) -> Result:
     scheduler = scene.scheduler or SchedulerConfig().scheduler()
     bounds = scene.bounds or Bounds(sessions=scene.devices + 1)
     engines = [ReplayEngine(scene.scripts, scene.time) for _ in range(scene.verifiers)]
-    clouds = [Cloud(world, f"v{i}", engine, scheduler, bounds) for i, engine in enumerate(engines)]
+    clouds = [
+        Cloud(world, f"v{i}", engine, scheduler, bounds, probe(engine, inf, bounds.draft_rows, lambda: 0.0))
+        for i, engine in enumerate(engines)
+    ]
     texts = scene.texts or len(scene.scripts)
     result = Result(stories=[[] for _ in range(scene.devices)])
     calibrations = [Calibration() for _ in range(scene.devices)]

@@ -35,9 +35,9 @@ class Script:
         return (FILLER,) * self.prompt_len
 
     def id_at(self, position: int) -> int | None:
-        """What the target writes there; None behind the text's end."""
+        """What the target writes there; None in the prompt and behind the text's end."""
         at = position - self.prompt_len
-        return self.trace.target[at] if at < len(self.trace.target) else None
+        return self.trace.target[at] if 0 <= at < len(self.trace.target) else None
 
     @cached_property
     def proposals(self) -> list[list[Candidate]]:

@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
+from tools.arrivals import gaps_ms, mean_gap_ms
 from tools.twin.fleet import Result
 from tools.twin.world import Story
-
-
-def gaps_ms(arrivals: Sequence[tuple[float, int]]) -> list[float]:
-    """Time between tokens: the wait for each delivery, shared among the tokens that it brought."""
-    gaps: list[float] = []
-    for (earlier, _), (later, tokens) in pairwise(arrivals):
-        gaps += [(later - earlier) * 1e3 / tokens] * tokens
-    return gaps
-
-
-def mean_itl_ms(story: Story) -> float:
-    """Mean time a token from the first delivery to the last; 0 where all came at once."""
-    (first_at, first), (last_at, _) = story.arrivals[0], story.arrivals[-1]
-    later = len(story.ids) - first
-    return (last_at - first_at) * 1e3 / later if later else 0.0
 
 
 def tokens_per_s(stories: Sequence[Sequence[Story]]) -> float:
@@ -45,7 +30,7 @@ def figures(result: Result) -> dict[str, Any]:
     tallies = [run.window.tally for run in result.runs]
     tokens = sum(len(story.ids) for story in stories)
     gaps = sorted(gap for story in stories for gap in gaps_ms(story.arrivals))
-    means = [mean_itl_ms(story) for story in stories]
+    means = [mean_gap_ms(story.arrivals) for story in stories]
     drafted, used = sum(tally.drafted for tally in tallies), sum(tally.used for tally in tallies)
     traffic = [story.traffic for story in stories]
     return {

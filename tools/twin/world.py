@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from cloud.cost import StepCost
 from cloud.engines.base import Engine, Outcome
 from cloud.scheduler import Scheduler
 from cloud.verifier import Bounds, Verifier
@@ -90,8 +91,16 @@ class World:
 class Cloud(Verifier):
     """A verifier that steps on the world's clock."""
 
-    def __init__(self, world: World, name: str, engine: Engine, scheduler: Scheduler, bounds: Bounds) -> None:
-        super().__init__(name, engine, scheduler=scheduler, bounds=bounds)
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        engine: Engine,
+        scheduler: Scheduler,
+        bounds: Bounds,
+        cost: StepCost | None = None,
+    ) -> None:
+        super().__init__(name, engine, scheduler=scheduler, bounds=bounds, cost=cost)
         self.world = world
         self.stopped = self._busy = False
         self._wake_at = inf
