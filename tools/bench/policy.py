@@ -165,7 +165,7 @@ def load(recorded: Sequence[Trace], loads: Sequence[int] = LOADS, board: str = "
                 time=StepTime(STEP_S, KNEE, STEP_S / KNEE, PREFILL_ROW_S),
                 drafting=DraftingConfig(policy=MODES[mode].policy),  # type: ignore[arg-type]
                 devices=devices,
-                texts=len(recorded) if devices < 64 else 2,
+                texts=len(recorded) if devices <= KNEE else 2,
                 spread_s=2.0,
                 bounds=Bounds(sessions=devices + 1),
             )
