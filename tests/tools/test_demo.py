@@ -20,7 +20,7 @@ def test_every_mode_writes_what_the_target_writes_alone(smollm2, sampling):
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["identical"] is True
-    assert list(result["modes"]) == ["cloud", "sync", "async", "never_wait"]
+    assert list(result["modes"]) == ["cloud", "sync", "async", "never_wait", "auto"]
     assert all(set(figures) >= KEYS for figures in result["modes"].values())
     assert result["modes"]["cloud"]["cloud_steps_per_token"] == 1.0
     assert result["modes"]["async"]["cloud_steps_per_token"] < 0.8

@@ -23,7 +23,7 @@ from tools.modes import MODES
 from tools.player import Part, Player
 from tools.stage import Stage
 
-DEFAULT_MODES = ("cloud", "sync", "async", "never_wait")
+DEFAULT_MODES = ("cloud", "sync", "async", "never_wait", "auto")
 GAMMA = 4
 WARM_TOKENS = 12
 
