@@ -109,29 +109,24 @@ class AutoPolicy:
     def _branch(self, window: Window, node: Node, most: int) -> None:
         """Make guesses of a node's candidates."""
         note = node.note
-        if not note.candidates:
+        if not note.candidates or not window.can_guess(node):
             return
-        path, tree = note.path, window.tree
-        note.depth = depth = node.position - tree.root.position + 1
-        best, *others = note.candidates
-        hardness = self._hardness
-        share = max(0.0, 1 - (1 - self.calibration.first(best.probability, depth)) * hardness)
+        path, size, calibration, hardness = note.path, len(window.tree), self.calibration, self._hardness
+        note.depth = depth = node.position - window.tree.root.position + 1
+        best = note.candidates[0]
+        share = max(0.0, 1 - (1 - calibration.first(best.probability, depth)) * hardness)
         awaited = depth == 1 and window.request.patience_s > 0  # a verifier that waits must hear something
-        if (awaited or path * share >= LEAST_GAIN) and len(tree) < most and window.can_guess(node):
-            made = window.guess(node, best.id, share)
-            made.note.main = note.main
-            self._open.append(made)
-        if not window.branches:
-            return
-        room = int(SIBLINGS_ROOM * most)
+        if (awaited or path * share >= LEAST_GAIN) and size < most:
+            self._open.append(window.guess(node, best.id, share, main=note.main))
+            size += 1
+        room = SIBLINGS_ROOM * most if window.branches else 0
         least = max(LEAST_LEAF, 0.5 / most) if most else 1.0
-        for other in others:
-            share = hardness * self.calibration.sibling(other.probability)
-            if path * share < least or len(tree) >= room or not window.can_guess(node):
+        for other in note.candidates[1:]:
+            share = hardness * calibration.sibling(other.probability)
+            if path * share < least or size >= room:
                 break
-            made = window.guess(node, other.id, share)
-            made.note.main = False
-            self._open.append(made)
+            self._open.append(window.guess(node, other.id, share))
+            size += 1
 
     def _pick(self, window: Window, now: float) -> list[Node]:
         """The open nodes for the next pass, parents are evaluated already."""

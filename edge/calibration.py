@@ -19,6 +19,7 @@ SIBLING_PRIOR = (0.02, 0.05, 0.1, 0.17, 0.25, 0.35)
 DEPTH_EDGES = (1, 2, 4, 8)
 PRIOR_WEIGHT = 4.0  # observations that the prior counts as
 DEPTH_WEIGHT = 40.0
+SUREST = 0.999
 HOPELESS, EVIDENCE = 0.2, 32  # first candidates right, of about so many of the latest
 MEMORY = 400.0  # observations of one kind after which the older half fades
 
@@ -57,6 +58,7 @@ class Calibration:
         self._sibling = Frequency(SIBLING_EDGES, SIBLING_PRIOR)
         self._hits = [DEPTH_WEIGHT] * (len(DEPTH_EDGES) + 1)
         self._expected = [DEPTH_WEIGHT] * (len(DEPTH_EDGES) + 1)
+        self._by_depth = [1.0] * (len(DEPTH_EDGES) + 1)
         self._judged = 0
         self._right = 0.0
 
@@ -64,8 +66,8 @@ class Calibration:
         """How often a first candidate of this probability is right, `depth` tokens behind the text, if what leads to
         it is.
         """
-        i = bisect(DEPTH_EDGES, depth - 1)
-        return min(0.999, self._first.at(probability) * self._hits[i] / self._expected[i])
+        share = self._first.at(probability) * self._by_depth[bisect(DEPTH_EDGES, depth - 1)]
+        return share if share < SUREST else SUREST
 
     def sibling(self, probability: float) -> float:
         """How often another than the first candidate is right, if what leads to it is."""
@@ -83,6 +85,7 @@ class Calibration:
         i = bisect(DEPTH_EDGES, depth - 1)
         self._expected[i] += self._first.at(best.probability)
         self._hits[i] += best.id == id
+        self._by_depth[i] = self._hits[i] / self._expected[i]
         self._first.saw(best.probability, best.id == id)
         for candidate in candidates[1:]:
             self._sibling.saw(candidate.probability, candidate.id == id)

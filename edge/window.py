@@ -103,7 +103,7 @@ class Window:
     @property
     def may_send(self) -> bool:
         """Whether there is somebody to send drafts to."""
-        return self.owned and self._link_up and not self.done
+        return self._handle >= 0 and self._link_up and not self.finish and self.failure is None
 
     @property
     def num_rows(self) -> int:
@@ -131,11 +131,11 @@ class Window:
 
     # -- drafting -------------------------------------------------------------------------------------------------
 
-    def guess(self, parent: Node, id: int, probability: float) -> Node:
-        """Add a guess behind a node of the tree."""
+    def guess(self, parent: Node, id: int, probability: float, *, main: bool = False) -> Node:
+        """Add a guess behind a node of the tree. main: it and all before it are first candidates."""
         node = self.tree.add(parent, id)
         if node.note is None:
-            node.note = Guess(path=parent.note.path * max(probability, LEAST_PROBABILITY))
+            node.note = Guess(path=parent.note.path * max(probability, LEAST_PROBABILITY), main=main)
             self.unsent.append(node)
         return node
 

@@ -5,13 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-from matplotlib import pyplot
-
-from protocol.errors import ConfigError
+from tools.pictures import name_axes, pyplot, save
 
 STYLES = {
     "cloud": ("cloud alone", "#666666"),
@@ -51,19 +45,6 @@ def draw(record: dict[str, Any], path: Path) -> None:
     if any("twin_itl_ms_mean" in cell for cell in cells):
         axes.plot([], [], "o", color="#444444", markersize=10, markerfacecolor="none", label="the twin's figure")
     what = ", ".join(record["traces"]) if "traces" in record else record["drafter"]["name"]
-    axes.set(
-        xlabel="round trip R, ms",
-        ylabel="time a token, ms",
-        title=f"Measured live: {what}",
-        ylim=(0, None),
-        xlim=(0, None),
-    )
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    name_axes(axes, f"Measured live: {what}")
     figure.legend(frameon=False, loc="outside right upper")
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise ConfigError(f"cannot be written: {error.strerror}", where=str(path)) from None
-    finally:
-        pyplot.close(figure)
+    save(figure, path)

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-from matplotlib import pyplot
-
 from protocol.errors import ConfigError
+from tools.pictures import name_axes, pyplot, save
 from tools.plan.advice import Setting, paces
 
 LONGEST_RTT_MS = 300
@@ -44,15 +39,6 @@ def draw(setting: Setting, path: Path, title: str) -> None:
         f"R = {setting.rtt_s * 1e3:g} ms", (setting.rtt_s * 1e3, 0.02), xycoords=("data", "axes fraction"),
         xytext=(4, 0), textcoords="offset points", color="#444444",
     )  # fmt: skip
-    axes.set(
-        xlabel="round trip R, ms", ylabel="time a token, ms", title=title, ylim=(0, None), xlim=(0, LONGEST_RTT_MS)
-    )
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    name_axes(axes, title, LONGEST_RTT_MS)
     axes.legend(frameon=False, loc="best")
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise ConfigError(f"cannot be written: {error.strerror}", where=str(path)) from None
-    finally:
-        pyplot.close(figure)
+    save(figure, path)
