@@ -27,7 +27,7 @@ class Timing:
     """Seconds. open_s: until an unanswered open is repeated with the next epoch; repair_s: until a silent owner is
     asked; silence_s: until it is left; acknowledge_s: until new text is acknowledged where no draft does it;
     unserved_s: until an open that found no verifier is repeated; retry_most_s: the longest back-off after refusals;
-    draft_expiry_s: how long a broker may keep a draft.
+    draft_expiry_s: how long the link may hold a draft that it cannot send yet.
     """
 
     open_s: float = 4.0
