@@ -25,7 +25,7 @@ from protocol.tree import Node
 
 PREFILL_PART = 4  # a fourth of the step
 PREFILL_STRETCH = 0.5  # of the time of a step's other rows
-CAUTION = 1.05  # draft rows must earn a little more than they are thought to cost
+CAUTION = 1.15  # draft rows must earn a little more than they are thought to cost
 SURE = 0.98  # no chance is taken to be better
 LEAST = 0.01  # a chance below is not worth a row even where it is free: nobody knows costs so exactly
 LOOKAHEAD = 64  # rows past the best so far in which a better one is looked for

@@ -11,7 +11,7 @@ from protocol.tree import Node
 
 LEAST_GAIN = 0.02  # expected tokens below which a pass is not worth its energy
 LEAST_LEAF = 0.01  # expected tokens below which a guess is not worth its bytes
-MAIN_PATH = 3.0  # times its chance: the likeliest path goes first, since a verdict takes whole runs of it
+MAIN_PATH = 8.0  # times its chance: a verdict takes whole runs of it, and an easy text shall be as fast as a chain
 SIBLINGS_ROOM = 0.75  # of the guesses that are welcome: the rest is kept for going deeper
 ROW_PRICE = 2.0  # a further row must earn this many times its share of the pass; found by replaying recorded drafts
 MOST_ROWS = 8  # of one pass
