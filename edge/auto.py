@@ -9,7 +9,7 @@ from edge.pacing import departure
 from edge.window import Window
 from protocol.tree import Node
 
-LEAST_GAIN = 0.02  # expected tokens below which a pass is not worth its energy
+LEAST_GAIN = 0.012  # expected tokens below which a pass is not worth its energy
 LEAST_LEAF = 0.01  # expected tokens below which a guess is not worth its bytes
 MAIN_PATH = 8.0  # times its chance: a verdict takes whole runs of it, and an easy text shall be as fast as a chain
 SIBLINGS_ROOM = 0.75  # of the guesses that are welcome: the rest is kept for going deeper
