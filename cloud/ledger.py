@@ -15,6 +15,9 @@ from protocol.tree import DraftTree, Node, parents_of
 SESSION_FADE = 0.97  # of what was seen of a session's guesses, a guess
 
 
+FIRST_AGES, AGES_APART = 8, 4
+
+
 class LedgerError(ValueError):
     """A draft or a claim that cannot be: the session is quarantined."""
 
@@ -146,6 +149,7 @@ class Ledger:
         self.seq = 0
         self.spoke = False
         self._drafted_at: float | None = None
+        self._ages = 0
         self.heard_at = self.idle_since = self.told_at = now
         self._early: list[tuple[Draft, int]] = []
         self._advice = Advice()
@@ -236,9 +240,14 @@ class Ledger:
     # -- details --------------------------------------------------------------------------------------------------
 
     def _age_ms(self, now: float) -> int | None:
-        """How long ago the latest draft came, told once of each."""
+        """How long ago the latest draft came: told of the first few, then of some, since a link seldom changes."""
         drafted_at, self._drafted_at = self._drafted_at, None
-        return None if drafted_at is None else round(1000 * (now - drafted_at))
+        if drafted_at is None:
+            return None
+        self._ages += 1
+        if self._ages > FIRST_AGES and self._ages % AGES_APART:
+            return None
+        return round(1000 * (now - drafted_at))
 
     def _hold(self, wish_s: float) -> None:
         self.patience_s = min(wish_s, self.contract.most_s)

@@ -196,3 +196,17 @@ def test_news_tell_time_and_advice_only_when_they_change():
     assert session.news(3, 0.0, step_us=60_000, advice=8).step_us == 60_000
     again = session.news(3, 0.0, step_us=61_000, advice=8)
     assert (again.step_us, again.advice, list(again.ids)) == (None, None, [1])
+
+
+def test_the_age_of_a_draft_is_told_once_often_at_first_and_seldom_later():
+    session = ledger()
+    told: list[int | None] = []
+    for seq in range(20):
+        session.graft(draft(session.text[:], [1], seq=seq), now=float(seq))
+        base, _ = session.commit([9], seq + 0.075)
+        told.append(session.news(base, seq + 0.075).age_ms)
+        assert session.news(base, seq + 0.5).age_ms is None, "said again, it would be another age"
+        session.heard(session.frontier, None, seq + 0.6)
+    assert told[:8] == [75] * 8 and told[8:].count(75) == 3 and set(told) == {75, None}
+    base, _ = session.commit([9], 30.0)
+    assert session.news(base, 30.0).age_ms is None, "no draft has come"
