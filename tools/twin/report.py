@@ -24,7 +24,8 @@ def figures(result: Result) -> dict[str, Any]:
     """itl_ms_mean: of the texts' own means; itl_ms_p95: over all tokens; cloud_steps_per_token: session-steps, so a
     step that serves ten sessions counts ten; rows_per_token: that verifiers evaluated, prompts included;
     wasted_draft_share: of the guesses sent, those that were not committed; bytes_per_token: application payloads, both
-    ways; board_rows_per_token: that drafters evaluated behind the text.
+    ways; board_rows_per_token: that drafters evaluated behind the text; tokens_per_s: while all devices are at work,
+    whole_run_tokens_per_s: from the first request to the last token.
     """
     stories = [story for device in result.stories for story in device]
     tallies = [run.window.tally for run in result.runs]
@@ -47,6 +48,7 @@ def figures(result: Result) -> dict[str, Any]:
         "bytes_per_token": round(sum(one.bytes_up + one.bytes_down for one in traffic) / tokens, 1),
         "messages_per_token": round(sum(one.messages_up + one.messages_down for one in traffic) / tokens, 3),
         "tokens_per_s": round(tokens_per_s(result.stories), 2),
+        "whole_run_tokens_per_s": round(tokens / max(story.arrivals[-1][0] for story in stories), 2),
         "tokens": tokens,
         "verifier_steps": result.steps,
         "draft_passes": result.passes,
