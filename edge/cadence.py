@@ -12,8 +12,9 @@ MARGIN_S = 0.004  # a message's own way through broker and gateway, and what the
 
 
 class Cadence:
-    """Seconds throughout. step_s: of the verifier; cost: of the drafter's passes; sent_at, beat_at:
-    when the last draft left and the last commit came."""
+    """Seconds throughout. step_s: of the verifier; cost: of the drafter's passes; sent_at, beat_at: when the last draft
+    left and the last commit came.
+    """
 
     def __init__(self) -> None:
         self.step_s = 0.0
@@ -23,10 +24,6 @@ class Cadence:
         self.beat_at = -inf
         self._waiting: deque[tuple[int, float]] = deque(maxlen=64)
         self._trips: deque[float] = deque(maxlen=15)
-
-    def passed(self, rows: int, seconds: float) -> None:
-        """A pass of the drafter over so many rows took this long."""
-        self.cost.passed(rows, seconds)
 
     def sent(self, seq: int, now: float) -> None:
         """Draft `seq` (counted up, not modulo anything) has left."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
@@ -19,6 +19,7 @@ from protocol.topics import check_device, check_name
 
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
+PolicyName: TypeAlias = Literal["auto", "chain", "tree", "sync", "none"]
 MAX_PATIENCE_S = 1_000_000  # what fits `Open.patience_ms`
 
 
@@ -51,7 +52,7 @@ class DraftingConfig(Section, frozen=True):
     verifier's cadence, else each leaves as soon as it is made.
     """
 
-    policy: Literal["auto", "chain", "tree", "sync", "none"] = "auto"
+    policy: PolicyName = "auto"
     lookahead: Positive = 24
     floor: Annotated[float, Meta(gt=0, lt=1)] = 0.05
     gamma: Positive = 4

@@ -26,12 +26,11 @@ def departure(window: Window, now: float, pass_s: float, *, paced: bool, enough:
         return inf
     if not paced:
         return now
-    under_way = len(window.tree) > len(unsent)
-    if under_way and max(node.note.path for node in unsent) < WORTH_A_MESSAGE:
+    if window.in_flight and max(node.note.path for node in unsent) < WORTH_A_MESSAGE:
         return inf
     if not window.request.patience_s:
         return window.cadence.departure(now, pass_s)
-    if not under_way:
+    if not window.in_flight:
         tip = unsent[-1]
         full = not pass_s or len(unsent) >= enough or tip.note.path < UNSURE or not window.can_guess(tip)
         return now if full else inf

@@ -118,8 +118,7 @@ class SessionRun:
         if (window.epoch, window.verifier) != self._term:
             self._term = (window.epoch, window.verifier)
             self._record(lambda journal: journal.epoch(*self._term))
-        fresh = window.committed[self._delivered :] if window.frontier - window.prompt_len > self._delivered else []
-        if fresh:
+        if fresh := window.text[window.prompt_len + self._delivered :]:
             self._delivered += len(fresh)
             self._record(lambda journal: journal.commit(fresh))
             self._listener.verified(fresh)
@@ -241,7 +240,7 @@ class SessionRun:
     def learn(self, work: Pass, found: Sequence[tuple[Row, list[Candidate]]], seconds: float) -> None:
         """Take over what a pass of so many seconds found."""
         with self._lock:
-            self.window.cadence.passed(len(work.rows), seconds)
+            self.window.cadence.cost.passed(len(work.rows), seconds)
             for node, (row, candidates) in zip(work.nodes, found, strict=bool(found)):
                 node.note.row, node.note.candidates = row, candidates
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+from edge.config import PolicyName
+
 
 @dataclass(frozen=True, slots=True)
 class Mode:
     """A drafting policy, by its name in [drafting], and the patience that belongs to it."""
 
     title: str
-    policy: str
+    policy: PolicyName
     patience_s: float
 
 

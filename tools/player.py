@@ -149,7 +149,7 @@ def _config(part: Part, name: str, repertoire: Repertoire, broker: BrokerConfig,
         device=DeviceConfig(name=name, state=state / name),
         broker=broker,
         drafter=DrafterConfig(model=repertoire.model),
-        drafting=DraftingConfig(policy=mode.policy, gamma=part.gamma),  # type: ignore[arg-type]
+        drafting=DraftingConfig(policy=mode.policy, gamma=part.gamma),
         session=SessionConfig(patience_s=mode.patience_s),
     )
 

@@ -62,7 +62,7 @@ class Cell:
                 scripts=[Script(trace, prompt) for trace in recorded],
                 board=BOARDS[self.board],
                 time=StepTime(self.step_ms / 1e3, prefill_row_s=PREFILL_ROW_S),
-                drafting=DraftingConfig(policy=chosen.policy, paced=paced),  # type: ignore[arg-type]
+                drafting=DraftingConfig(policy=chosen.policy, paced=paced),
                 patience_s=chosen.patience_s if patience_s is None else patience_s,
                 rtt_s=self.rtt_ms / 1e3,
                 seed=seed,
@@ -164,7 +164,7 @@ def load(recorded: Sequence[Trace], loads: Sequence[int] = LOADS, board: str = "
                 scripts=[Script(trace, SHORT) for trace in recorded],
                 board=BOARDS[board],
                 time=StepTime(STEP_S, KNEE, STEP_S / KNEE, PREFILL_ROW_S),
-                drafting=DraftingConfig(policy=MODES[mode].policy),  # type: ignore[arg-type]
+                drafting=DraftingConfig(policy=MODES[mode].policy),
                 devices=devices,
                 texts=len(recorded) if devices <= KNEE else 2,
                 spread_s=2.0,

@@ -21,6 +21,7 @@ from protocol import topics
 from protocol.messages import Commit, Draft, Message, Open, Opened, decode, encode
 from protocol.sampling import Sampling
 from protocol.text import Ids, extend_hash, owner_hash, prefix_hashes
+from tools.arrivals import p95
 from tools.bench.engine import passages
 from tools.bench.record import ms
 from tools.broker import Broker
@@ -104,8 +105,8 @@ def measure(target: Path, *, threads: int, rounds: int) -> dict[str, object]:
             "model": engine.info.model,
             "broker": broker.kind,
             "rounds": rounds,
-            "verdict_minus_engine_ms": {"p50": ms(statistics.median(beyond)), "p95": ms(_p95(beyond))},
-            "bare_echo_ms": {"p50": ms(statistics.median(echoes)), "p95": ms(_p95(echoes))},
+            "verdict_minus_engine_ms": {"p50": ms(statistics.median(beyond)), "p95": ms(p95(beyond))},
+            "bare_echo_ms": {"p50": ms(statistics.median(echoes)), "p95": ms(p95(echoes))},
             "engine_ms_p50": ms(statistics.median(engine.seconds)),
         }
 
@@ -140,7 +141,3 @@ def _rounds(client: Client, engine: TimedEngine, text: list[int], rounds: int) -
             text.append(id)
             hash = extend_hash(hash, id)
     return beyond, echoes
-
-
-def _p95(values: list[float]) -> float:
-    return sorted(values)[int(0.95 * (len(values) - 1))]

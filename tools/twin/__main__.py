@@ -70,7 +70,7 @@ def main(
         scripts=[Script(trace, prompt_tokens) for trace in traces.load(path)],
         board=board_of(board, pass_ms, row_share, board_prefill),
         time=StepTime(cloud_step_ms / 1e3, knee, past_knee_s, 1 / cloud_prefill),
-        drafting=DraftingConfig(policy=chosen.policy, gamma=gamma, paced=paced),  # type: ignore[arg-type]
+        drafting=DraftingConfig(policy=chosen.policy, gamma=gamma, paced=paced),
         patience_s=chosen.patience_s if patience_s is None else patience_s,
         rtt_s=rtt_ms / 1e3,
         devices=devices,
