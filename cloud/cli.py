@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import signal
 import sys
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cloud.config import CloudConfig
-from link.command import CommandGroup, package_version
+from link.command import CommandGroup
 from link.config import BrokerConfig, load
 from link.mqtt import MqttLink
 from protocol import topics
@@ -45,36 +44,12 @@ def main(verbose: bool) -> None:
 @click.option("--config", "config_path", type=click.Path(path_type=Path), required=True, help="A TOML file.")
 def serve(config_path: Path) -> None:
     """Serve one target until SIGTERM or SIGINT."""
-    config = load(config_path, CloudConfig)
-    from cloud.engines.torch_engine import load as load_engine  # torch takes seconds, and `status` has no need of it
-    from cloud.gateway import Gateway
-    from cloud.probe import probe
-    from cloud.verifier import Verifier
+    from cloud.serving import make_engine, make_gateway  # `status` has no need of it
 
-    engine = load_engine(
-        config.engine.model,
-        config.numerics.numerics(),
-        kv_bytes=int(config.engine.kv_gib * 2**30),
-        max_draft=config.limits.draft_rows,
-        threads=config.engine.threads or os.cpu_count(),
-        verify_weights=config.engine.verify_weights,
-    )
-    cost = probe(engine, config.scheduler.probe_s, config.limits.draft_rows)
-    log.info("a step of 1 row takes %.1f ms, of 32 rows %.1f", cost.seconds(1) * 1e3, cost.seconds(32) * 1e3)
-    name = config.verifier or f"v{secrets.token_hex(5)}"
-    verifier = Verifier(
-        name,
-        engine,
-        scheduler=config.scheduler.scheduler(),
-        bounds=config.limits.bounds(),
-        version=package_version(),
-        contracts=config.contracts(),
-        cost=cost,
-    )
-    gateway = Gateway(verifier, config.broker)
+    config = load(config_path, CloudConfig)
+    gateway = make_gateway(config, make_engine(config))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: gateway.stop())
-    log.info("target %s, numerics %s, broker %s", engine.info.id, engine.info.numerics, config.broker.address)
     gateway.run()
 
 

@@ -8,6 +8,7 @@ from math import inf
 
 from cloud.acceptance import Rates
 from cloud.advice import Advice
+from cloud.usage import Usage
 from protocol.messages import Commit, Draft, FinishReason, Limits, Open, Opened
 from protocol.text import Ids, extend_hash, owner_hash, prefix_hashes
 from protocol.tree import DraftTree, Node, parents_of
@@ -69,6 +70,7 @@ class Ledger:
         self.quiet_s = quiet_s
         self.contract = contract or Contract()
         self.acceptance = Rates(fleet or Rates(), SESSION_FADE)
+        self.usage = Usage()
         self.stop_ids = frozenset(opened.stop_ids)
         self.text = list(opened.ids)
         self.steps = 0

@@ -27,6 +27,10 @@ def probe(engine: Engine, limit_s: float, draft_rows: int, clock: Callable[[], f
     length = min(LENGTH, engine.info.context)
     prompt = list(islice(cycle(range(engine.info.vocab_size)), min(PROMPT, length // 2)))
 
+    def room() -> bool:
+        """Whether one more fits: all read the prompt and hold a whole draft from the first step on."""
+        return not keys or (len(keys) + 1) * engine.blocks(keys[0], length) <= engine.num_blocks
+
     def open_session() -> int:
         key = -1 - len(keys)
         engine.open(key, prompt, Sampling(), length)
@@ -40,7 +44,7 @@ def probe(engine: Engine, limit_s: float, draft_rows: int, clock: Callable[[], f
                 cost.learn(rows, outcome.seconds, len(prompt) * len(work), prefill)
 
     try:
-        while len(keys) < SESSIONS and engine.room(length):
+        while len(keys) < SESSIONS and room():
             open_session()
         if not (keys and limit_s):
             return cost
@@ -49,7 +53,7 @@ def probe(engine: Engine, limit_s: float, draft_rows: int, clock: Callable[[], f
         for turn in range(ROUNDS):
             for rows in SIZES:
                 run(_work(keys, rows, draft_rows), rows)
-            if turn and engine.room(length):
+            if turn and room():
                 reading = Work(open_session(), len(prompt) - 1)
                 run([*_work(keys, 1, 0), reading], 1, reading.rows)
     except ModelError:

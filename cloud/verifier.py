@@ -17,6 +17,7 @@ from cloud.engines.base import Engine, Outcome, Plan
 from cloud.goodput import Goodput
 from cloud.ledger import Contract, Ledger, LedgerError
 from cloud.scheduler import Scheduler, Step
+from cloud.usage import Observer
 from protocol import topics
 from protocol.errors import ModelError, WireError
 from protocol.messages import (
@@ -89,8 +90,10 @@ class Verifier:
         version: str = "",
         contracts: Mapping[str, Contract] | None = None,
         cost: StepCost | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         """contracts: by tenant; cost: what is known of the engine's steps, if it was measured."""
+        self._observers = observers
         self.id, self.engine, self.scheduler, self.bounds, self.version = id, engine, scheduler, bounds, version
         info = engine.info
         self.limits = Limits(bounds.draft_rows, bounds.ahead, info.context, info.vocab_size, engine.takes_trees)
@@ -117,7 +120,7 @@ class Verifier:
         try:
             device, kind, _ = topics.parse(topic)
         except WireError:
-            self.tally.errors[ErrorCode.BAD_MESSAGE] += 1
+            self._count_error("", ErrorCode.BAD_MESSAGE)
             return
         try:
             message = decode(payload)
@@ -132,12 +135,12 @@ class Verifier:
             case Close() if kind == "draft":
                 self._close(device, message)
             case _:
-                self.tally.errors[ErrorCode.BAD_MESSAGE] += 1
+                self._count_error(device, ErrorCode.BAD_MESSAGE)
 
     def _refuse_bytes(self, device: str, kind: str, payload: bytes, error: WireError) -> None:
         key = open_key(payload) if kind == "open" else None
         if key is None:
-            self.tally.errors[ErrorCode.BAD_MESSAGE] += 1
+            self._count_error(device, ErrorCode.BAD_MESSAGE)
         else:
             self._error(device, *key, ErrorCode.BAD_OPEN, str(error))
 
@@ -176,13 +179,15 @@ class Verifier:
         )
         if not ledger.finish:
             try:
-                self.engine.open(ledger.key, ledger.text, ledger.sampling, ledger.end)
+                self.engine.open(ledger.key, ledger.text, ledger.sampling, ledger.end, topics.tenant_of(device))
             except ModelError as error:
                 self._error(device, message.session, message.epoch, ErrorCode.NO_ROOM, str(error), 2000)
                 return
             self._by_key[ledger.key] = ledger
         self._by_handle[device, handle] = ledger
         self._by_session[device, message.session] = ledger
+        for observer in self._observers:
+            observer.opened(ledger)
         self._answer(ledger, now)
 
     def _answer(self, ledger: Ledger, now: float) -> None:
@@ -211,8 +216,6 @@ class Verifier:
             return ErrorCode.NO_ROOM, f"all {bounds.sessions} sessions are taken", 2000
         if sum(of == device for of, _ in self._by_session) >= bounds.sessions_per_device:
             return ErrorCode.OVER_LIMIT, f"{device} has {bounds.sessions_per_device} sessions open already", 2000
-        if not self.engine.room(min(message.prompt_len + message.max_tokens, info.context)):
-            return ErrorCode.NO_ROOM, "no memory is left for another session of this length", 2000
         return None
 
     def _speak(self, device: str, message: Draft | Resync, now: float) -> None:
@@ -374,8 +377,13 @@ class Verifier:
         retry_ms: int | None = None,
         handle: int | None = None,
     ) -> None:
-        self.tally.errors[code] += 1
+        self._count_error(device, code)
         self._send(device, Error(session, epoch, code, what[:1000], retry_ms, handle))
+
+    def _count_error(self, device: str, code: str) -> None:
+        self.tally.errors[code] += 1
+        for observer in self._observers:
+            observer.refused(device, code)
 
     def _quarantine(self, ledger: Ledger, code: str, what: str) -> None:
         self._error(ledger.device, ledger.session, ledger.epoch, code, what)
@@ -390,3 +398,5 @@ class Verifier:
         self._release(ledger)
         del self._by_handle[ledger.device, ledger.handle]
         del self._by_session[ledger.device, ledger.session]
+        for observer in self._observers:
+            observer.closed(ledger)

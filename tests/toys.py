@@ -15,6 +15,7 @@ from protocol.sampling import Sampling, choose, rank
 VOCAB = 64
 TARGET = "toy-000000000000"
 STOP = 0
+BLOCK = 8
 
 
 def toy_logits(text: Sequence[int]) -> np.ndarray:
@@ -40,16 +41,22 @@ class ToyEngine:
 
     takes_trees = True
 
-    def __init__(self, *, step_s: float = 0.06, context: int = 512) -> None:
+    def __init__(self, *, step_s: float = 0.06, context: int = 512, num_blocks: int = 1 << 20) -> None:
+        self.num_blocks = num_blocks
         self.info = TargetInfo(TARGET, "toy", "0" * 64, "1" * 64, VOCAB, context, "exact-toy")
         self.step_s = step_s
         self.sessions: dict[int, tuple[list[int], Sampling, int]] = {}
         self.read: dict[int, int] = {}
 
-    def room(self, length: int) -> bool:
-        return True
+    @property
+    def free_blocks(self) -> int:
+        return self.num_blocks - sum(map(self.blocks, self.sessions))
 
-    def open(self, key: int, ids: Sequence[int], sampling: Sampling, length: int) -> None:
+    def blocks(self, key: int, length: int = 0) -> int:
+        """A block is BLOCK tokens."""
+        return -(-(length or self.read[key]) // BLOCK)
+
+    def open(self, key: int, ids: Sequence[int], sampling: Sampling, length: int, tenant: str = "") -> None:
         self.sessions[key] = (list(ids), sampling, length)
         self.read[key] = 0
 
@@ -83,9 +90,13 @@ class ToyEngine:
                     break
                 at = match[0]
                 self.read[work.key] += 1
+            assert self.free_blocks >= 0, "the step takes more blocks than there are"
             if work.key not in outcome.failed:
                 outcome.accepted[work.key] = accepted
         return outcome
+
+    def evict(self, key: int) -> None:
+        self.read[key] = 0
 
     def close(self, key: int) -> None:
         del self.sessions[key], self.read[key]

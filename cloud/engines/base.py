@@ -54,7 +54,7 @@ class Outcome:
 
     accepted: for each session whose root row ran, the ids now appended to its text: the accepted draft ids and the
     one that the target drew after them, so never empty.
-    evicted: sessions whose KV was lost; their text stays and counts as not yet evaluated.
+    evicted: sessions whose KV the engine had to give up by itself; see `Engine.evict`.
     failed: sessions that could not be evaluated, with the reason; their state is unchanged.
     rows: rows evaluated; seconds: engine time of the step.
     """
@@ -67,18 +67,30 @@ class Outcome:
 
 
 class Engine(Protocol):
-    """One target model and the KV caches of the sessions that are open in it. Used by one thread at a time."""
+    """One target model and the KV caches of the sessions that are open in it. Used by one thread at a time.
+
+    num_blocks: the KV budget, in blocks of some tokens of one session.
+    """
 
     info: TargetInfo
     takes_trees: bool
+    num_blocks: int
 
-    def room(self, length: int) -> bool:
-        """Whether a session that may grow to `length` tokens can be opened now."""
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that no open session holds: empty, or of texts that may be forgotten."""
 
-    def open(self, key: int, ids: Sequence[int], sampling: Sampling, length: int) -> None:
+    def blocks(self, key: int, length: int = 0) -> int:
+        """The blocks that the session holds alone; with `length`, those that it would hold once a text of `length`
+        tokens is evaluated with a whole draft behind it.
+        """
+
+    def open(self, key: int, ids: Sequence[int], sampling: Sampling, length: int, tenant: str = "") -> None:
         """Add a session whose text is `ids` and may grow to `length` tokens (drafts not counted).
 
-        Raises ModelError when it does not fit. `key` is unique among open sessions.
+        It takes blocks only as it steps. Of what the engine still holds of another text of this tenant that begins
+        alike, nothing is evaluated again; see `pending`. `key` is unique among open sessions.
+        Raises ModelError when the session does not fit even alone.
         """
 
     def pending(self, key: int) -> int:
@@ -87,7 +99,12 @@ class Engine(Protocol):
     def step(self, plan: Plan) -> Outcome:
         """Run one forward pass for all of `plan`, draw a token behind each root row and accepted draft row, and walk
         the drafts by equality: a draft id is accepted when it is the id drawn at its position behind accepted rows.
+
+        The caller sees to it that the blocks of all its sessions suffice.
         """
 
+    def evict(self, key: int) -> None:
+        """Take a session's blocks away; its text stays and counts as not yet evaluated."""
+
     def close(self, key: int) -> None:
-        """Forget the session and free its KV cache."""
+        """Forget the session. Its KV may be held until the blocks are needed, for a text that goes on from it."""

@@ -59,9 +59,10 @@ class Forward:
         spare = max_draft if self.shape.exact else 0
         return -(-(length + max_draft) // self.shape.key_multiple) * self.shape.key_multiple, spare
 
-    def slab_bytes(self, length: int, max_draft: int) -> int:
-        rows = sum(self.slots(length, max_draft))
-        return 2 * self.num_layers * self.key_heads * rows * self.head_dim * self.dtype.itemsize
+    @property
+    def row_bytes(self) -> int:
+        """Of the keys and values of one token in all layers."""
+        return 2 * self.num_layers * self.key_heads * self.head_dim * self.dtype.itemsize
 
     def new_slab(self, length: int, max_draft: int) -> Slab:
         slots, spare = self.slots(length, max_draft)

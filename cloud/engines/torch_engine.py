@@ -20,6 +20,7 @@ from cloud.sampling import choose_rows
 from protocol.errors import ModelError, SamplingError
 from protocol.sampling import SPEC_VERSION, Sampling
 
+BLOCK = 32  # tokens
 DEFAULT_KV_BYTES = 2 << 30
 
 
@@ -30,8 +31,8 @@ class Session:
     ids: list[int]
     sampling: Sampling
     slab: Slab
-    bytes: int
     evaluated: int = 0
+    blocks: int = 0
 
     @property
     def pending(self) -> int:
@@ -65,13 +66,20 @@ class TorchEngine:
         self.info = info
         self.max_draft = max_draft
         self._forward = forward
-        self._free_bytes = kv_bytes
+        self.num_blocks = kv_bytes // forward.row_bytes // BLOCK
         self._sessions: dict[int, Session] = {}
 
-    def room(self, length: int) -> bool:
-        return 0 < length <= self.info.context and self._forward.slab_bytes(length, self.max_draft) <= self._free_bytes
+    @property
+    def free_blocks(self) -> int:
+        return self.num_blocks - sum(session.blocks for session in self._sessions.values())
 
-    def open(self, key: int, ids: Sequence[int], sampling: Sampling, length: int) -> None:
+    def blocks(self, key: int, length: int = 0) -> int:
+        return self._blocks_for(length) if length else self._sessions[key].blocks
+
+    def _blocks_for(self, length: int) -> int:
+        return -(-(length + self.max_draft) // BLOCK)
+
+    def open(self, key: int, ids: Sequence[int], sampling: Sampling, length: int, tenant: str = "") -> None:
         where = f"session {key}"
         if key in self._sessions:
             raise ModelError("is open already", where=where)
@@ -85,21 +93,25 @@ class TorchEngine:
                 where=where,
                 remedy="Shorten the prompt or ask for fewer tokens",
             )
-        size = self._forward.slab_bytes(length, self.max_draft)
-        if size > self._free_bytes:
+        blocks = self._blocks_for(length)
+        if blocks > self.num_blocks:
             raise ModelError(
-                f"the KV cache has {self._free_bytes} of the {size} bytes that {length} tokens need",
+                f"{length} tokens need {blocks} blocks of the KV cache's {self.num_blocks}",
                 where=where,
-                remedy="Raise kv_bytes or open fewer sessions",
+                remedy="Raise kv_bytes",
             )
-        self._free_bytes -= size
-        self._sessions[key] = Session(list(ids), sampling, self._forward.new_slab(length, self.max_draft), size)
+        self._sessions[key] = Session(list(ids), sampling, self._forward.new_slab(length, self.max_draft))
 
     def pending(self, key: int) -> int:
         return self._sessions[key].pending
 
     def close(self, key: int) -> None:
-        self._free_bytes += self._sessions.pop(key).bytes
+        del self._sessions[key]
+
+    def evict(self, key: int) -> None:
+        session = self._sessions[key]
+        session.slab.clear(0)
+        session.evaluated = session.blocks = 0
 
     def step(self, plan: Plan) -> Outcome:
         started = time.perf_counter()
@@ -193,6 +205,7 @@ class TorchEngine:
     def _commit(self, part: Part, drawn: list[int] | None, outcome: Outcome) -> None:
         session, work = part.session, part.work
         session.evaluated += work.rows
+        session.blocks = self._blocks_for(session.evaluated)
         if drawn is None:
             return
         ids, path = walk(drawn, work.draft, work.parents)

@@ -111,9 +111,10 @@ class StepTime:
 
 
 class ReplayEngine:
-    """Writes each session's script; certifying drafts is comparing with it."""
+    """Writes each session's script; certifying drafts is comparing with it. Its memory has no end."""
 
     takes_trees = True
+    num_blocks = 1
 
     def __init__(self, scripts: Sequence[Script], time: StepTime) -> None:
         self.info, self.scripts, self.time = TARGET, scripts, time
@@ -121,10 +122,14 @@ class ReplayEngine:
         self._length: dict[int, int] = {}
         self._read: dict[int, int] = {}
 
-    def room(self, length: int) -> bool:
-        return True
+    @property
+    def free_blocks(self) -> int:
+        return self.num_blocks
 
-    def open(self, key: int, ids: Sequence[int], sampling: Sampling, length: int) -> None:
+    def blocks(self, key: int, length: int = 0) -> int:
+        return 0
+
+    def open(self, key: int, ids: Sequence[int], sampling: Sampling, length: int, tenant: str = "") -> None:
         self._script[key], self._length[key], self._read[key] = self.scripts[sampling.seed], len(ids), 0
 
     def pending(self, key: int) -> int:
@@ -147,6 +152,9 @@ class ReplayEngine:
         outcome.rows = rows + prefill_rows
         outcome.seconds = self.time.of(rows, prefill_rows)
         return outcome
+
+    def evict(self, key: int) -> None:
+        self._read[key] = 0
 
     def close(self, key: int) -> None:
         del self._script[key], self._length[key], self._read[key]

@@ -1,0 +1,51 @@
+"""From a configuration to a verifier at its broker."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Sequence
+
+from cloud.config import CloudConfig
+from cloud.engines.base import Engine
+from cloud.gateway import Gateway
+from cloud.probe import probe
+from cloud.usage import Observer
+from cloud.verifier import Verifier
+from link.command import package_version
+
+log = logging.getLogger(__name__)
+
+
+def make_engine(config: CloudConfig) -> Engine:
+    """The engine that `config` names. Raises ModelError or NumericsError where it cannot be had."""
+    from cloud.engines.torch_engine import load  # it imports torch, which takes seconds
+
+    return load(
+        config.engine.model,
+        config.numerics.numerics(),
+        kv_bytes=int(config.engine.kv_gib * 2**30),
+        max_draft=config.limits.draft_rows,
+        threads=config.engine.threads or os.cpu_count(),
+        verify_weights=config.engine.verify_weights,
+    )
+
+
+def make_gateway(config: CloudConfig, engine: Engine, observers: Sequence[Observer] = ()) -> Gateway:
+    """A gateway with a verifier over `engine`, whose steps are measured first."""
+    cost = probe(engine, config.scheduler.probe_s, config.limits.draft_rows)
+    log.info("a step of 1 row takes %.1f ms, of 32 rows %.1f", cost.seconds(1) * 1e3, cost.seconds(32) * 1e3)
+    verifier = Verifier(
+        config.verifier or f"v{secrets.token_hex(5)}",
+        engine,
+        scheduler=config.scheduler.scheduler(),
+        bounds=config.limits.bounds(),
+        version=package_version(),
+        contracts=config.contracts(),
+        cost=cost,
+        observers=observers,
+    )
+    info = engine.info
+    log.info("target %s, numerics %s, broker %s", info.id, info.numerics, config.broker.address)
+    return Gateway(verifier, config.broker)
