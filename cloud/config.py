@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, field
 
-from cloud.ledger import Contract
 from cloud.scheduler import Scheduler
+from cloud.tenants import ANY, Contract
 from cloud.verifier import Bounds
 from link.config import BrokerConfig, Section, named_by_section
 from protocol.topics import check_name
@@ -56,16 +56,18 @@ class NumericsConfig(Section, frozen=True):
 
 
 class SchedulerConfig(Section, frozen=True):
-    """rows: most rows of one step; prefill_chunk: of one session's prefill in a step; probe_s: how long the engine's
-    steps are measured before it serves, 0 for not at all.
+    """rows: most rows of one step; prefill_chunk: of one session's prefill in a step; step_s: the longest step that is
+    wished for, absent for the one that commits most; probe_s: how long the engine's steps are measured before it
+    serves, 0 for not at all.
     """
 
     rows: Positive = 512
     prefill_chunk: Positive = 64
+    step_s: Seconds = inf
     probe_s: Annotated[float, Meta(ge=0)] = 3.0
 
     def scheduler(self) -> Scheduler:
-        return Scheduler(self.rows, self.prefill_chunk)
+        return Scheduler(self.rows, self.prefill_chunk, self.step_s)
 
 
 class LimitsConfig(Section, frozen=True):
@@ -92,8 +94,13 @@ class LimitsConfig(Section, frozen=True):
 
 
 class TenantConfig(Section, frozen=True):
-    """Bounds of the patience of a tenant's sessions; see `cloud.ledger.Contract`. inf is no bound."""
+    """See `cloud.tenants.Contract`; an absent key is no limit. tokens_per_day needs `[metering]`."""
 
+    weight: Annotated[float, Meta(gt=0)] = 1.0
+    sessions: Positive | None = None
+    context: Positive | None = None
+    rows_per_s: Annotated[float, Meta(gt=0)] = inf
+    tokens_per_day: Positive | None = None
     patience_least_s: Annotated[float, Meta(ge=0)] = 0.0
     patience_most_s: Annotated[float, Meta(ge=0)] = inf
 
@@ -104,12 +111,12 @@ class TenantConfig(Section, frozen=True):
             )
 
     def contract(self) -> Contract:
-        return Contract(self.patience_least_s, self.patience_most_s)
+        return Contract(**{name: getattr(self, name) for name in self.__struct_fields__})
 
 
 class CloudConfig(Section, frozen=True):
     """verifier: this replica's name at the broker; one made anew at each start when absent. tenants: by the part of
-    their devices' names before the dot.
+    their devices' names before the dot, `"*"` for all that are not named.
     """
 
     engine: EngineConfig
@@ -124,7 +131,7 @@ class CloudConfig(Section, frozen=True):
         if self.verifier is not None:
             with named_by_section():
                 check_name(self.verifier, "verifier")
-        for tenant in self.tenants:
+        for tenant in self.tenants.keys() - {ANY}:
             with named_by_section():
                 check_name(tenant, "tenant")
 

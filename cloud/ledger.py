@@ -8,7 +8,9 @@ from math import inf
 
 from cloud.acceptance import Rates
 from cloud.advice import Advice
+from cloud.tenants import Contract
 from cloud.usage import Usage
+from protocol import topics
 from protocol.messages import Commit, Draft, FinishReason, Limits, Open, Opened
 from protocol.text import Ids, extend_hash, owner_hash, prefix_hashes
 from protocol.tree import DraftTree, Node, parents_of
@@ -21,16 +23,6 @@ FIRST_AGES, AGES_APART = 8, 4
 
 class LedgerError(ValueError):
     """A draft or a claim that cannot be: the session is quarantined."""
-
-
-@dataclass(frozen=True, slots=True)
-class Contract:
-    """Bounds of a tenant's patience. least_s: how long its sessions are held while the verifier is crowded, whatever
-    their devices wish; most_s: how long at all.
-    """
-
-    least_s: float = 0.0
-    most_s: float = inf
 
 
 @dataclass(slots=True)
@@ -63,19 +55,24 @@ class Ledger:
         contract: Contract | None = None,
         fleet: Rates | None = None,
     ) -> None:
-        """contract: the tenant's; fleet: how the guesses of all sessions fare, where this one is known too little."""
+        """contract: the tenant's; fleet: how its guesses fare, where this session is known too little."""
         self.device, self.session = device, opened.session
+        self.tenant = topics.tenant_of(device)
         self.verifier, self.handle, self.key, self.limits = verifier, handle, key, limits
         self.prompt_len, self.sampling, self.max_tokens = opened.prompt_len, opened.sampling, opened.max_tokens
         self.quiet_s = quiet_s
         self.contract = contract or Contract()
         self.acceptance = Rates(fleet or Rates(), SESSION_FADE)
         self.usage = Usage()
+        self.waiting_since = self.resident_since = now
+        self._worked_before = (0.0, 0)
+        self._was_evicted = False
+        self._to_rebuild = 0
         self.stop_ids = frozenset(opened.stop_ids)
         self.text = list(opened.ids)
         self.steps = 0
         self.renew(opened, now)
-        self.end = min(self.prompt_len + opened.max_tokens, limits.context)
+        self.end = min(self.prompt_len + opened.max_tokens, limits.context, self.contract.context or limits.context)
         self._end_reason = (
             FinishReason.CONTEXT if self.end < self.prompt_len + opened.max_tokens else FinishReason.LENGTH
         )
@@ -98,6 +95,17 @@ class Ledger:
         """Whether the text may grow: it is not complete, and the device is not too far behind."""
         return not self.finish and self.frontier - self.device_has < self.limits.ahead
 
+    @property
+    def is_new(self) -> bool:
+        """Whether the prompt is still to be read for the first time."""
+        return not self.steps and not self._was_evicted
+
+    @property
+    def turn(self) -> tuple[float, int]:
+        """(engine seconds, tokens) since the session was let into the KV cache."""
+        worked_s, committed = self._worked_before
+        return self.usage.engine_s - worked_s, self.usage.committed - committed
+
     def due_at(self, crowded: bool = False) -> float:
         """When the session wants a root row: at once with drafts, else when its patience is over, which is at least
         the tenant's in a crowd.
@@ -110,6 +118,10 @@ class Ledger:
         if len(self.tree) or self.frontier == self.last_position:
             return self.idle_since
         return self.idle_since + (self.crowded_patience_s if crowded else self.patience_s)
+
+    def due_since(self, crowded: bool = False) -> float:
+        """Since when a session that is due has been so."""
+        return max(self.due_at(crowded), self._armed_at) if len(self.tree) else self.due_at(crowded)
 
     @property
     def deepest(self) -> int:
@@ -151,6 +163,7 @@ class Ledger:
         self.seq = 0
         self.spoke = False
         self._drafted_at: float | None = None
+        self._armed_at = now
         self._ages = 0
         self.heard_at = self.idle_since = self.told_at = now
         self._early: list[tuple[Draft, int]] = []
@@ -172,6 +185,29 @@ class Ledger:
         """The device drafts no more for this text: nobody waits for it."""
         self.patience_s = self.crowded_patience_s = 0.0
 
+    def enter_cache(self, now: float) -> None:
+        """The session has room in the KV cache from now on."""
+        self.resident_since = now
+        self._worked_before = self.usage.engine_s, self.usage.committed
+
+    def lose_cache(self, now: float) -> None:
+        """What was evaluated is lost and has to be evaluated again."""
+        self.waiting_since = now
+        self._was_evicted = True
+        self._to_rebuild = self.frontier - 1
+
+    def charge(self, rows: int, draft_rows: int, drew: bool, engine_s: float) -> None:
+        """Account for a session's part of a step. rows: of its text; drew: whether the last of them drew a token."""
+        usage = self.usage
+        prefill = rows - drew
+        rebuilt = min(prefill, self._to_rebuild)
+        self._to_rebuild -= rebuilt
+        usage.root_rows += drew
+        usage.draft_rows += draft_rows
+        usage.prefill_rows += prefill - rebuilt
+        usage.rebuilt_rows += rebuilt
+        usage.engine_s += engine_s
+
     def advise(self, price: float) -> int:
         """Draft rows a step that are welcome, where a row must be right with a chance of `price`."""
         return self._advice.update(self.acceptance, price, self.limits.draft_rows)
@@ -181,6 +217,8 @@ class Ledger:
         parents = self._check(draft)
         self.heard(draft.have, None, now)
         self.seq, self._drafted_at = draft.seq, now
+        if not len(self.tree):
+            self._armed_at = now
         result = self._place(draft, parents)
         if result.held:
             self._early = [*self._early[-3:], (draft, self.steps)]
@@ -201,6 +239,8 @@ class Ledger:
                 break
         self._judge(ids)
         guessed = len(self.tree.advance(ids))
+        self.usage.committed += len(ids)
+        self.usage.accepted += guessed
         self.steps += 1
         self.idle_since = now
         self._retry_early()
@@ -252,8 +292,8 @@ class Ledger:
         return round(1000 * (now - drafted_at))
 
     def _hold(self, wish_s: float) -> None:
-        self.patience_s = min(wish_s, self.contract.most_s)
-        self.crowded_patience_s = min(max(wish_s, self.contract.least_s), self.contract.most_s)
+        self.patience_s = min(wish_s, self.contract.patience_most_s)
+        self.crowded_patience_s = min(max(wish_s, self.contract.patience_least_s), self.contract.patience_most_s)
 
     def _judge(self, ids: Sequence[int]) -> None:
         """Learn from the guesses that the new text decides, also from those that had no row in the step."""

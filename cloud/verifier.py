@@ -9,15 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
-from statistics import median
+from statistics import fmean, median
 
-from cloud.acceptance import Rates
+from cloud.admission import RETRY_MS, Refusal, out_of_tokens, over_contract, spent, unfit
 from cloud.cost import StepCost
 from cloud.engines.base import Engine, Outcome, Plan
-from cloud.goodput import Goodput
-from cloud.ledger import Contract, Ledger, LedgerError
+from cloud.ledger import Ledger, LedgerError
+from cloud.residency import Residency
 from cloud.scheduler import Scheduler, Step
-from cloud.usage import Observer
+from cloud.tenants import Contract, Day, Tenant, Tenants
+from cloud.usage import Observer, Usage
 from protocol import topics
 from protocol.errors import ModelError, WireError
 from protocol.messages import (
@@ -34,6 +35,7 @@ from protocol.messages import (
     open_key,
 )
 
+QUEUE_GAIN = 0.1
 PRICE_GAIN = 0.15
 CHOICE = 0.7  # of the price: guesses a little less likely are welcome too, so that there is a choice in every step
 NOTHING_PAYS = 0.95
@@ -42,10 +44,11 @@ CROWDED, CALM = 1.5, 1.25  # times a step of one session: beyond the one it is a
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A message to publish."""
+    """A message to publish. usage: of the session that it belongs to."""
 
     topic: str
     message: AnyMessage
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +94,12 @@ class Verifier:
         contracts: Mapping[str, Contract] | None = None,
         cost: StepCost | None = None,
         observers: Sequence[Observer] = (),
+        day: Day | None = None,
     ) -> None:
-        """contracts: by tenant; cost: what is known of the engine's steps, if it was measured."""
-        self._observers = observers
+        """contracts: by tenant; cost: what is known of the engine's steps, if it was measured; day: what tenants have
+        had today, for those whose contract bounds it.
+        """
+        self._observers, self._day = observers, day
         self.id, self.engine, self.scheduler, self.bounds, self.version = id, engine, scheduler, bounds, version
         info = engine.info
         self.limits = Limits(bounds.draft_rows, bounds.ahead, info.context, info.vocab_size, engine.takes_trees)
@@ -106,10 +112,11 @@ class Verifier:
         self._outbox: list[Send] = []
         self._step_s: deque[float] = deque(maxlen=15)
         self.cost = cost or StepCost()
-        self.goodput = Goodput()
         self.crowded = False
-        self._contracts = contracts or {}
-        self._rates = Rates()
+        self.tenants = Tenants(contracts)
+        self.residency = Residency(engine, self.tenants)
+        self.queue_s = 0.0
+        self._planned_at = 0.0
         self._price = 0.0
         self._planned = Step(())
 
@@ -129,9 +136,9 @@ class Verifier:
             return
         match message:
             case Open() if kind == "open":
-                self._open(device, message, now)
+                self._open(device, message, len(payload), now)
             case Draft() | Resync() if kind == "draft":
-                self._speak(device, message, now)
+                self._speak(device, message, len(payload), now)
             case Close() if kind == "draft":
                 self._close(device, message)
             case _:
@@ -144,7 +151,7 @@ class Verifier:
         else:
             self._error(device, *key, ErrorCode.BAD_OPEN, str(error))
 
-    def _open(self, device: str, message: Open, now: float) -> None:
+    def _open(self, device: str, message: Open, size: int, now: float) -> None:
         known = self._by_session.get((device, message.session))
         if known is not None:
             if message.epoch < known.epoch:
@@ -157,10 +164,10 @@ class Verifier:
                 self._answer(known, now)
                 return
             self._forget(known)
-        refusal = self._refusal(device, message)
+        tenant = self.tenants[topics.tenant_of(device)]
+        refusal = self._refusal(device, message, now)
         if refusal is not None:
-            code, what, retry_ms = refusal
-            self._error(device, message.session, message.epoch, code, what, retry_ms)
+            self._error(device, message.session, message.epoch, refusal.code, refusal.what, refusal.retry_ms)
             return
         # From the session's id, so that the sessions of one device at several verifiers seldom share a handle.
         handle = next(h for h in count(message.session & 0x7F) if (device, h) not in self._by_handle)
@@ -174,16 +181,18 @@ class Verifier:
             limits=self.limits,
             now=now,
             quiet_s=self.bounds.quiet_s,
-            contract=self._contracts.get(device.split(".")[0]),
-            fleet=self._rates,
+            contract=tenant.contract,
+            fleet=tenant.rates,
         )
         if not ledger.finish:
             try:
-                self.engine.open(ledger.key, ledger.text, ledger.sampling, ledger.end, topics.tenant_of(device))
+                self.engine.open(ledger.key, ledger.text, ledger.sampling, ledger.end, tenant.name)
             except ModelError as error:
-                self._error(device, message.session, message.epoch, ErrorCode.NO_ROOM, str(error), 2000)
+                self._error(device, message.session, message.epoch, ErrorCode.OVER_CONTEXT, str(error))
                 return
             self._by_key[ledger.key] = ledger
+        ledger.usage.bytes_in += size
+        tenant.num_sessions += 1
         self._by_handle[device, handle] = ledger
         self._by_session[device, message.session] = ledger
         for observer in self._observers:
@@ -191,38 +200,30 @@ class Verifier:
         self._answer(ledger, now)
 
     def _answer(self, ledger: Ledger, now: float) -> None:
-        self._send(ledger.device, ledger.opened(now, self.step_us))
+        self._say(ledger, ledger.opened(now, self.step_us))
         if ledger.finish or ledger.frontier > ledger.device_has:
-            self._send(ledger.device, ledger.news(ledger.device_has, now))
+            self._say(ledger, ledger.news(ledger.device_has, now))
 
-    def _refusal(self, device: str, message: Open) -> tuple[str, str, int | None] | None:
-        """Why a session is not taken: (code, what, retry_ms)."""
-        info, bounds = self.engine.info, self.bounds
+    def _refusal(self, device: str, message: Open, now: float) -> Refusal | None:
+        """Why a session is not taken."""
         if self.draining:
-            return ErrorCode.DRAINING, f"verifier {self.id} is shutting down", None
-        if message.target != info.id:
-            return ErrorCode.WRONG_TARGET, f"this verifier serves {info.id}, not {message.target}", None
-        if message.prefix is not None:
-            return ErrorCode.UNKNOWN_PREFIX, f"session {message.prefix[0]:x} is not held here; send the whole text", 0
-        outside = next((id for id in message.ids if id >= info.vocab_size), None)
-        if outside is not None:
-            return ErrorCode.BAD_OPEN, f"id {outside} is outside the vocabulary of {info.vocab_size}", None
-        if len(message.ids) > info.context or message.prompt_len >= info.context:
-            what = f"a text of {len(message.ids)} tokens does not fit the context of {info.context}"
-            return ErrorCode.OVER_CONTEXT, what, None
-        if message.max_tokens < 1:
-            return ErrorCode.BAD_OPEN, "max_tokens is less than 1", None
-        if len(self._by_session) >= bounds.sessions:
-            return ErrorCode.NO_ROOM, f"all {bounds.sessions} sessions are taken", 2000
-        if sum(of == device for of, _ in self._by_session) >= bounds.sessions_per_device:
-            return ErrorCode.OVER_LIMIT, f"{device} has {bounds.sessions_per_device} sessions open already", 2000
-        return None
+            return Refusal(ErrorCode.DRAINING, f"verifier {self.id} is shutting down")
+        refusal = unfit(message, self.engine.info)
+        if refusal is not None:
+            return refusal
+        if len(self._by_session) >= self.bounds.sessions:
+            return Refusal(ErrorCode.NO_ROOM, f"all {self.bounds.sessions} sessions are taken", RETRY_MS)
+        most = self.bounds.sessions_per_device
+        if sum(of == device for of, _ in self._by_session) >= most:
+            return Refusal(ErrorCode.OVER_LIMIT, f"{device} has {most} sessions open already", RETRY_MS)
+        return over_contract(self.tenants[topics.tenant_of(device)], message, self._day, now)
 
-    def _speak(self, device: str, message: Draft | Resync, now: float) -> None:
+    def _speak(self, device: str, message: Draft | Resync, size: int, now: float) -> None:
         ledger = self._by_handle.get((device, message.handle))
         if ledger is None or ledger.epoch != message.epoch:
             self._error(device, 0, message.epoch, ErrorCode.UNKNOWN_SESSION, handle=message.handle)
             return
+        ledger.usage.bytes_in += size
         try:
             if isinstance(message, Draft):
                 grafted = ledger.graft(message, now)
@@ -233,7 +234,7 @@ class Verifier:
                 if message.alone:
                     ledger.left_alone()
                 if message.ask:
-                    self._send(device, ledger.news(message.have, now))
+                    self._say(ledger, ledger.news(message.have, now))
         except LedgerError as error:
             code = ErrorCode.DIVERGED if isinstance(message, Resync) else ErrorCode.BAD_MESSAGE
             self._quarantine(ledger, code, str(error))
@@ -247,16 +248,14 @@ class Verifier:
 
     def plan(self, now: float) -> Plan:
         """The next step; without work when nobody is due."""
+        ready, evicted = self.residency.admit(list(self._by_key.values()), now, self.cost, self.crowded)
+        for ledger in evicted:
+            self._tell_evicted(ledger)
         step = self.scheduler.plan(
-            self._by_key.values(),
-            self.engine.pending,
-            now,
-            self.cost,
-            share=self.goodput.share,
-            crowded=self.crowded,
+            ready, self.engine.pending, now, self.cost, tenants=self.tenants, crowded=self.crowded
         )
         if step.work:
-            self._planned = step
+            self._planned, self._planned_at = step, now
         return step
 
     def settle(self, outcome: Outcome, now: float) -> None:
@@ -265,6 +264,8 @@ class Verifier:
         self.tally.rows += outcome.rows
         if outcome.accepted:
             self._step_s.append(outcome.seconds)
+        queue_s = self._queued(outcome)
+        self._charge(outcome, now)
         self._learn(outcome)
         step_us = self.step_us
         welcome = self._price * CHOICE if self._price < NOTHING_PAYS else 1.0
@@ -273,12 +274,18 @@ class Verifier:
             base, guessed = ledger.commit(ids, now)
             self.tally.committed += ledger.frontier - base
             self.tally.guessed += guessed
-            advice = ledger.advise(welcome)
-            self._send(ledger.device, ledger.news(base, now, step_us=step_us, advice=advice))
+            self._say(ledger, ledger.news(base, now, step_us=step_us, advice=ledger.advise(welcome)))
             if ledger.finish:
                 self._release(ledger)
+        for key in outcome.evicted:
+            if key in self._by_key:
+                ledger = self._by_key[key]
+                self.residency.lost(ledger, now)
+                self._tell_evicted(ledger)
         for key, reason in outcome.failed.items():
             self._quarantine(self._by_key[key], ErrorCode.ENGINE, reason)
+        for observer in self._observers:
+            observer.stepped(self._planned, outcome, queue_s)
 
     def tick(self, now: float) -> None:
         """Repair what may have been lost, and forget who has fallen silent."""
@@ -287,8 +294,10 @@ class Verifier:
                 self._forget(ledger)
             elif self._owes(ledger) and now - ledger.told_at >= self.bounds.repair_s:
                 if not ledger.spoke:
-                    self._send(ledger.device, ledger.opened(now, self.step_us))
-                self._send(ledger.device, ledger.news(ledger.device_has, now))
+                    self._say(ledger, ledger.opened(now, self.step_us))
+                self._say(ledger, ledger.news(ledger.device_has, now))
+        for tenant in self._over_their_day():
+            self._end_of_day(tenant)
 
     def wake_at(self, now: float) -> float:
         """When `plan` or `tick` may next have something to do, if no message comes."""
@@ -297,10 +306,15 @@ class Verifier:
             times.append(ledger.heard_at + self.bounds.idle_s)
             if self._owes(ledger):
                 times.append(ledger.told_at + self.bounds.repair_s)
-            if not ledger.finish and self.engine.pending(ledger.key) > 1:
-                times.append(now)
+            if ledger.finish:
+                continue
+            ready_at = self.tenants[ledger.tenant].ready_at()
+            if self.residency.is_resident(ledger) and self.engine.pending(ledger.key) > 1:
+                times.append(max(now, ready_at))
+            elif self.residency.waits(ledger):
+                continue  # for others to go, and until then there is work or a reason to wake
             elif ledger.may_run():
-                times.append(ledger.due_at(self.crowded))
+                times.append(max(ledger.due_at(self.crowded), ready_at))
         return min(times)
 
     def drain(self) -> None:
@@ -344,6 +358,29 @@ class Verifier:
 
     # -- details --------------------------------------------------------------------------------------------------
 
+    def _queued(self, outcome: Outcome) -> float:
+        """Mean time in s for which the step's root rows had been due; remembered as `queue_s`, which fades."""
+        waits = [
+            max(0.0, self._planned_at - ledger.due_since(self.crowded))
+            for key in outcome.accepted
+            if (ledger := self._by_key[key]).steps
+        ]
+        mean_s = fmean(waits) if waits else 0.0
+        if waits:
+            self.queue_s += QUEUE_GAIN * (mean_s - self.queue_s)
+        return mean_s
+
+    def _charge(self, outcome: Outcome, now: float) -> None:
+        """Who had which rows, and so how much of the step's time."""
+        row_s = outcome.seconds / max(1, outcome.rows)
+        for work in self._planned.work:
+            ledger = self._by_key.get(work.key)
+            if ledger is None or work.key in outcome.failed:
+                continue
+            rows = work.rows + len(work.draft)
+            ledger.charge(work.rows, len(work.draft), work.key in outcome.accepted, row_s * rows)
+            self.tenants[ledger.tenant].charge(rows, now)
+
     def _learn(self, outcome: Outcome) -> None:
         """What the step took and gave, for the next ones."""
         step, cost = self._planned, self.cost
@@ -353,19 +390,52 @@ class Verifier:
         if not step.roots:
             return
         plain_s = cost.seconds(step.roots, step.context, step.prefill)
-        if step.drafts:
-            self.goodput.learn(sum(map(len, outcome.accepted.values())), outcome.seconds, step.roots, plain_s)
-        self.goodput.step()
+        self._guard(step, outcome, plain_s)
         self._price += PRICE_GAIN * (step.price - self._price)
         alone_s = cost.seconds(1)
-        self.crowded = plain_s > (CALM if self.crowded else CROWDED) * alone_s
+        all_s = cost.seconds(step.due, step.context, step.prefill)
+        self.crowded = all_s > (CALM if self.crowded else CROWDED) * alone_s
+
+    def _guard(self, step: Step, outcome: Outcome, plain_s: float) -> None:
+        """What each tenant's guesses added to the step's tokens, and their part, by rows, of the time they added."""
+        added: dict[str, list[int]] = {}
+        for work in step.work:
+            if work.draft and (ledger := self._by_key.get(work.key)):
+                of = added.setdefault(ledger.tenant, [0, 0])
+                of[0] += len(outcome.accepted.get(work.key, ())) - 1
+                of[1] += len(work.draft)
+        more_s = outcome.seconds - plain_s
+        for name, (tokens, rows) in added.items():
+            seconds = plain_s + more_s * rows / step.drafts
+            self.tenants[name].goodput.learn(step.roots + tokens, seconds, step.roots, plain_s)
+        for tenant in self.tenants:
+            if tenant.num_sessions:
+                tenant.goodput.step()
+
+    def _over_their_day(self) -> list[Tenant]:
+        if self._day is None:
+            return []
+        return [tenant for tenant in self.tenants if tenant.num_sessions and spent(tenant, self._day)]
+
+    def _end_of_day(self, tenant: Tenant) -> None:
+        """A tenant has had its tokens of the day: what is committed stays, the rest is for tomorrow."""
+        assert self._day is not None
+        refusal = out_of_tokens(tenant, self._day)
+        for ledger in list(self._by_session.values()):
+            if ledger.tenant == tenant.name and not ledger.finish:
+                self._error(ledger.device, ledger.session, ledger.epoch, refusal.code, refusal.what, refusal.retry_ms)
+                self._forget(ledger)
+
+    def _tell_evicted(self, ledger: Ledger) -> None:
+        for observer in self._observers:
+            observer.evicted(ledger)
 
     @staticmethod
     def _owes(ledger: Ledger) -> bool:
         return not ledger.spoke or ledger.device_has < ledger.frontier
 
-    def _send(self, device: str, message: AnyMessage) -> None:
-        self._outbox.append(Send(topics.verdict_topic(device), message))
+    def _say(self, ledger: Ledger, message: AnyMessage) -> None:
+        self._outbox.append(Send(topics.verdict_topic(ledger.device), message, ledger.usage))
 
     def _error(
         self,
@@ -378,7 +448,8 @@ class Verifier:
         handle: int | None = None,
     ) -> None:
         self._count_error(device, code)
-        self._send(device, Error(session, epoch, code, what[:1000], retry_ms, handle))
+        message = Error(session, epoch, code, what[:1000], retry_ms, handle)
+        self._outbox.append(Send(topics.verdict_topic(device), message))
 
     def _count_error(self, device: str, code: str) -> None:
         self.tally.errors[code] += 1
@@ -393,10 +464,12 @@ class Verifier:
         """Free the engine's part of a session; what it committed stays until the device has it."""
         if self._by_key.pop(ledger.key, None) is not None:
             self.engine.close(ledger.key)
+            self.residency.release(ledger)
 
     def _forget(self, ledger: Ledger) -> None:
         self._release(ledger)
         del self._by_handle[ledger.device, ledger.handle]
         del self._by_session[ledger.device, ledger.session]
+        self.tenants[ledger.tenant].num_sessions -= 1
         for observer in self._observers:
             observer.closed(ledger)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cloud.config import CloudConfig
-from cloud.ledger import Contract
 from cloud.scheduler import Scheduler
+from cloud.tenants import Contract
 from cloud.verifier import Bounds
 from link.config import load
 from protocol.errors import ConfigError
@@ -40,7 +40,10 @@ def test_every_section_is_read(tmp_path):
     assert config.verifier == "v-1" and config.broker.port == 1
     assert (config.numerics.mode, config.numerics.row_tile, config.numerics.key_multiple) == ("fast", 8, 64)
     assert config.scheduler.scheduler() == Scheduler(5, 6) and config.scheduler.probe_s == 0.5
-    assert config.contracts() == {"acme": Contract(0.25, 2.0), "own": Contract(0.0, 0.0)}
+    assert config.contracts() == {
+        "acme": Contract(patience_least_s=0.25, patience_most_s=2.0),
+        "own": Contract(patience_most_s=0.0),
+    }
     assert config.limits.bounds() == Bounds(1, 2, 3, 4, 5.0, 6.0)
 
 

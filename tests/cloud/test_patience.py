@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cloud.engines.base import Outcome, Plan
-from cloud.ledger import Contract
 from cloud.scheduler import Scheduler
+from cloud.tenants import Contract
 from cloud.verifier import Bounds, Verifier
 from protocol import topics
 from protocol.messages import Open, Opened, encode
@@ -58,9 +58,9 @@ def steps(at: Verifier, start: float, num: int) -> dict[str, int]:
         (300, Contract(), 300),
         (None, Contract(), None),
         (0, Contract(), 0),
-        (None, Contract(most_s=0.5), 500),
-        (0, Contract(least_s=0.2), 200),
-        (300, Contract(0.1, 0.2), 200),
+        (None, Contract(patience_most_s=0.5), 500),
+        (0, Contract(patience_least_s=0.2), 200),
+        (300, Contract(patience_least_s=0.1, patience_most_s=0.2), 200),
     ],
 )
 def test_the_device_is_told_how_long_it_may_be_held(wish_ms, contract, granted_ms):
@@ -79,7 +79,7 @@ def test_with_patience_0_nobody_is_ever_held():
 
 
 def test_a_contract_holds_its_sessions_in_a_crowd_and_not_otherwise():
-    at = verifier({"cheap": Contract(least_s=0.4)})
+    at = verifier({"cheap": Contract(patience_least_s=0.4)})
     open_session(at, "cheap.b1", 0)
     assert steps(at, 0.0, 10)["cheap.b1"] >= 9
     for i in range(6):
@@ -90,7 +90,7 @@ def test_a_contract_holds_its_sessions_in_a_crowd_and_not_otherwise():
 
 
 def test_a_contract_cuts_what_a_device_would_wait():
-    at = verifier({"acme": Contract(most_s=0.2)})
+    at = verifier({"acme": Contract(patience_most_s=0.2)})
     open_session(at, "acme.b1", None)
     open_session(at, "other.b1", None, session=2)
     drawn = steps(at, 0.0, 40)

@@ -9,8 +9,9 @@ import pytest
 
 from cloud.cost import StepCost
 from cloud.engines.base import Work
-from cloud.ledger import Contract, Ledger
+from cloud.ledger import Ledger
 from cloud.scheduler import LEAST, Scheduler
+from cloud.tenants import Contract, Tenants
 from protocol.messages import Draft, Limits, Open
 from protocol.sampling import Sampling
 from protocol.text import Ids, owner_hash, prefix_hashes
@@ -21,9 +22,18 @@ LIMITS = Limits(draft_rows=20, ahead=16, context=200, vocab_size=100)
 PROMPT = (11, 12, 13)
 
 
-def ledger(key: int, *, guesses=(), parents=None, patience_ms: int | None = 0, idle_since=0.0, max_tokens=50) -> Ledger:
+def ledger(
+    key: int,
+    *,
+    guesses=(),
+    parents=None,
+    patience_ms: int | None = 0,
+    idle_since=0.0,
+    max_tokens=50,
+    device="a.b",
+) -> Ledger:
     opened = Open(key, 0, "t", 3, Ids(PROMPT), Sampling(), max_tokens, (), patience_ms)
-    made = Ledger("a.b", opened, verifier="v", handle=key, key=key, limits=LIMITS, now=idle_since)
+    made = Ledger(device, opened, verifier="v", handle=key, key=key, limits=LIMITS, now=idle_since)
     if guesses:
         hash = prefix_hashes(owner_hash(key, "v", 0), PROMPT)[-1]
         made.graft(Draft(key, 0, 1, 3, hash, Ids(guesses), 0, Ids(deltas_of(parents or ()))), idle_since)
@@ -31,6 +41,7 @@ def ledger(key: int, *, guesses=(), parents=None, patience_ms: int | None = 0, i
 
 
 FREE = learned(lambda rows: 0.06)
+LINE = learned(line)
 
 
 def plan(ledgers, *, rows=64, chunk=8, pending=None, now=0.0, cost=FREE, **options) -> dict[int, Work]:
@@ -240,15 +251,97 @@ def test_a_verifier_that_knows_no_price_takes_no_draft_rows():
     assert plan([ledger(1, guesses=[1, 2])], cost=StepCost())[1].draft == []
 
 
-def test_the_guard_cuts_the_draft_rows():
-    ledgers = [ledger(i, guesses=range(1, 11)) for i in range(4)]
-    full, half = (sum(len(one.draft) for one in plan(ledgers, share=share).values()) for share in (1.0, 0.5))
-    assert abs(half - full / 2) <= 1
+def test_the_guard_cuts_the_draft_rows_of_its_tenant():
+    tenants = Tenants()
+    ledgers = [ledger(i, guesses=range(1, 11), device="a.b" if i < 2 else "b.b") for i in range(4)]
+    full = plan(ledgers, tenants=tenants)
+    tenants["a"].goodput.share = 0.5
+    guarded = plan(ledgers, tenants=tenants)
+    kept = [sum(len(guarded[key].draft) for key in pair) for pair in ((0, 1), (2, 3))]
+    were = [sum(len(full[key].draft) for key in pair) for pair in ((0, 1), (2, 3))]
+    assert abs(kept[0] - were[0] / 2) <= 1 and kept[1] == were[1]
+
+
+# -- tenants ----------------------------------------------------------------------------------------------------------
+
+
+def shared_out(many: int, few: int, *, cost=LINE, weights=(1.0, 1.0), guesses=(), rows=512, steps=40) -> list[float]:
+    """Tokens that each of two tenants is expected to get a second, where one has `many` sessions and one `few`."""
+    tenants = Tenants({"a": Contract(weight=weights[0]), "b": Contract(weight=weights[1])})
+    ledgers = [ledger(i, device="a.b") for i in range(many)]
+    ledgers += [ledger(many + i, device="b.b", guesses=guesses) for i in range(few)]
+    chance = {one.key: one.acceptance.rate(0, 0) for one in ledgers}
+    tokens, seconds = [0.0, 0.0], 0.0
+    for turn in range(steps):
+        step = Scheduler(rows, 8).plan(ledgers, lambda key: 1, float(turn), cost, tenants=tenants)
+        seconds += cost.seconds(step.roots + step.drafts, step.context)
+        for work in step.work:
+            tokens[work.key >= many] += 1 + sum(chance[work.key] ** (i + 1) for i in range(len(work.draft)))
+            ledgers[work.key].idle_since = float(turn)
+    return [each / seconds for each in tokens]
+
+
+@pytest.mark.parametrize(("many", "few"), [(60, 6), (40, 1), (12, 10)])
+def test_a_tenant_with_many_sessions_leaves_another_its_part(many, few):
+    alone = shared_out(0, few)[1]
+    assert shared_out(many, few)[1] >= 0.97 * alone / 2
+
+
+def test_a_part_is_by_weight():
+    alone = shared_out(0, 6)[1]
+    assert shared_out(60, 6, weights=(1.0, 3.0))[1] >= 0.97 * alone * 3 / 4
+    assert shared_out(60, 6, weights=(3.0, 1.0))[1] >= 0.97 * alone / 4
+
+
+def test_the_draft_rows_that_pay_alone_are_a_part_too():
+    """Beside sixty sure root rows no guess would pay, and the other tenant's speculation would be over."""
+    cost = learned(lambda rows: line(rows, fixed_s=0.1, row_s=0.002))
+    alone = shared_out(0, 6, cost=cost, guesses=range(1, 6))[1]
+    assert alone > 1.3 * shared_out(0, 6, cost=cost)[1]
+    assert shared_out(60, 6, cost=cost, guesses=range(1, 6))[1] >= 0.9 * alone / 2
+
+
+def test_where_rows_are_free_nobody_is_held_back():
+    assert shared_out(60, 6, cost=FREE) == shared_out(60, 6, cost=FREE, weights=(1.0, 100.0))
+    (many, few) = shared_out(60, 6, cost=FREE)
+    assert many == pytest.approx(10 * few)
+
+
+def test_equal_tenants_get_the_same_of_a_step_that_is_too_small():
+    for num in (3, 7):
+        tokens = shared_out(num, num, rows=4, steps=100)
+        assert tokens[0] == pytest.approx(tokens[1], rel=0.03)
+
+
+def test_prompts_of_one_tenant_do_not_queue_behind_those_of_another():
+    ledgers = [ledger(i, device="a.b") for i in range(30)] + [ledger(30, device="b.b", idle_since=1.0)]
+    work = plan(ledgers, rows=64, pending=dict.fromkeys(range(31), 50), now=2.0)
+    assert work[30].rows == 8, "a whole chunk, though thirty came before"
+
+
+def test_a_tenant_that_has_had_its_rows_a_second_waits():
+    tenants = Tenants({"a": Contract(rows_per_s=10)})
+    ledgers = [ledger(0, device="a.b"), ledger(1, device="b.b")]
+    tenants["a"].charge(10, 0.0)
+    assert set(plan(ledgers, now=0.0, tenants=tenants)) == {0, 1}, "a second's worth is a burst"
+    tenants["a"].charge(5, 0.0)
+    assert set(plan(ledgers, now=0.1, tenants=tenants)) == {1}
+    assert tenants["a"].ready_at() == pytest.approx(0.5)
+    assert set(plan(ledgers, now=0.5, tenants=tenants)) == {0, 1}
+
+
+def test_a_step_is_kept_below_the_time_that_is_wished_for():
+    cost = learned(line)
+    ledgers = [ledger(i) for i in range(40)]
+    step = Scheduler(512, 8, step_s=line(16)).plan(ledgers, lambda key: 1, 1.0, cost)
+    assert step.roots == 16 and step.due == 40
 
 
 def test_who_is_held_in_a_crowd_is_not_held_otherwise():
     opened = Open(1, 0, "t", 3, Ids(PROMPT), Sampling(), 50, (), 0)
-    held = Ledger("a.b", opened, verifier="v", handle=1, key=1, limits=LIMITS, now=0.0, contract=Contract(0.2))
+    held = Ledger(
+        "a.b", opened, verifier="v", handle=1, key=1, limits=LIMITS, now=0.0, contract=Contract(patience_least_s=0.2)
+    )
     assert plan([held], now=0.1)[1].rows == 1
     assert plan([held], now=0.1, crowded=True) == {}
     assert plan([held], now=0.2, crowded=True)[1].rows == 1

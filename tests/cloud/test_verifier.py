@@ -38,22 +38,18 @@ PROMPT = (3, 4, 5, 6)
 
 
 class Limited(ToyEngine):
-    """Room for so many sessions of a length; fails the keys it is told to, and loses the KV of others."""
+    """Room for a text of some length; fails the keys it is told to, and loses the KV of others."""
 
     def __init__(self, room_for: int = 400, context: int = 64) -> None:
         super().__init__(context=context)
         self.room_for = room_for
-        self.refuses = False
         self.failing: set[int] = set()
         self.evicting: set[int] = set()
 
-    def room(self, length: int) -> bool:
-        return length <= self.room_for
-
-    def open(self, key, ids, sampling, length) -> None:
-        if self.refuses:
-            raise ModelError("the cache is full after all")
-        super().open(key, ids, sampling, length)
+    def open(self, key, ids, sampling, length, tenant="") -> None:
+        if length > self.room_for:
+            raise ModelError("the cache is too small")
+        super().open(key, ids, sampling, length, tenant)
 
     def step(self, plan: Plan) -> Outcome:
         good = [work for work in plan.work if work.key not in self.failing]
@@ -157,17 +153,10 @@ def test_one_device_cannot_take_all_sessions():
 
 def test_no_memory_for_a_session_of_this_length():
     at = verifier(Limited(room_for=20))
-    assert say(at, opening(max_tokens=17))[0].code == ErrorCode.NO_ROOM
-    assert isinstance(say(at, opening(max_tokens=16))[0], Opened)
-
-
-def test_an_engine_that_finds_no_room_after_all():
-    engine = Limited()
-    engine.refuses = True
-    at = verifier(engine)
-    (answer,) = say(at, opening())
-    assert answer.code == ErrorCode.NO_ROOM and "full after all" in answer.what and answer.retry_ms
+    (answer,) = say(at, opening(max_tokens=17))
+    assert answer.code == ErrorCode.OVER_CONTEXT and "too small" in answer.what and answer.retry_ms is None
     assert at.num_sessions == 0 and not at.plan(0.0).work
+    assert isinstance(say(at, opening(max_tokens=16))[0], Opened)
 
 
 def test_a_draining_verifier_sends_its_sessions_away_and_takes_none():

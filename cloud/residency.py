@@ -1,0 +1,159 @@
+"""Which sessions hold KV blocks: who is let in, who has to go, and who comes back when.
+
+A session is resident while blocks are reserved for its text and a whole draft behind it, so that a step never finds
+memory short. Where they do not suffice for all:
+
+- sessions that want nothing at the moment go first, the one that has been idle longest before the others;
+- a tenant below its share of the blocks may then displace one above its own;
+- at last, sessions take turns: one that waits displaces the one that has worked longest, once that has worked WORTH
+  times as long as evaluating its text again will take, so that rebuilding stays a small part of the time.
+
+An evicted session is evaluated again from its ids, and not before it is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cloud.cost import StepCost
+from cloud.engines.base import Engine
+from cloud.fairness import shares
+from cloud.ledger import Ledger
+from cloud.tenants import Tenants
+
+AHEAD = 32  # tokens for which a growing session reserves at once
+WORTH = 4.0
+LEAST_TURN = 16  # tokens: before, nobody is displaced by one that only waits for its turn
+
+
+class Residency:
+    """Reservations of blocks by session. evictions: since the start."""
+
+    def __init__(self, engine: Engine, tenants: Tenants) -> None:
+        self.evictions = 0
+        self._engine, self._tenants = engine, tenants
+        self._reserved: dict[int, int] = {}  # blocks by key
+        self._until: dict[int, int] = {}  # length of the text that they are for
+        self._waiting: set[int] = set()
+
+    def is_resident(self, ledger: Ledger) -> bool:
+        return ledger.key in self._reserved
+
+    def waits(self, ledger: Ledger) -> bool:
+        """Whether the session found no room in the latest `admit`."""
+        return ledger.key in self._waiting
+
+    def admit(
+        self, ledgers: Sequence[Ledger], now: float, cost: StepCost, crowded: bool
+    ) -> tuple[list[Ledger], list[Ledger]]:
+        """(the sessions that may be in the next step, those that were evicted for it)."""
+        until = self._until
+        self._waiting.clear()
+        if all(until.get(ledger.key, -1) >= ledger.frontier for ledger in ledgers):
+            return list(ledgers), []
+        wanting = {ledger.key for ledger in ledgers if self._wants(ledger, now, crowded)}
+        evicted: list[Ledger] = []
+        grown = [ledger for ledger in ledgers if ledger.key in until and until[ledger.key] < ledger.frontier]
+        for ledger in sorted(grown, key=lambda one: one.resident_since):
+            if ledger.key in self._reserved and ledger.key in wanting:
+                self._reserve(ledger, ledgers, wanting, evicted, now, cost)
+        waiting = [ledger for ledger in ledgers if ledger.key not in until and ledger.key in wanting]
+        for ledger in sorted(waiting, key=lambda one: one.waiting_since):
+            if not self._reserve(ledger, ledgers, wanting, evicted, now, cost):
+                break  # first come, first served: nobody slips in before one that needs more
+        self._waiting.update(ledger.key for ledger in waiting if ledger.key not in until)
+        ready = [ledger for ledger in ledgers if until.get(ledger.key, -1) >= ledger.frontier]
+        return ready, evicted
+
+    def release(self, ledger: Ledger) -> None:
+        """The session's blocks are the engine's again."""
+        self._reserved.pop(ledger.key, None)
+        self._until.pop(ledger.key, None)
+
+    def lost(self, ledger: Ledger, now: float) -> None:
+        """The session has no blocks any more, whoever took them."""
+        self.release(ledger)
+        self.evictions += 1
+        ledger.lose_cache(now)
+
+    # -- details --------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _wants(ledger: Ledger, now: float, crowded: bool) -> bool:
+        """Whether the session has something to do: its prompt to read, or a row that is due."""
+        return (ledger.is_new and not ledger.finish) or (ledger.may_run() and ledger.due_at(crowded) <= now)
+
+    @property
+    def _free(self) -> int:
+        """Blocks that are neither held nor promised."""
+        held = self._engine.blocks
+        return self._engine.free_blocks - sum(max(0, n - held(key)) for key, n in self._reserved.items())
+
+    def _reserve(
+        self,
+        ledger: Ledger,
+        ledgers: Sequence[Ledger],
+        wanting: set[int],
+        evicted: list[Ledger],
+        now: float,
+        cost: StepCost,
+    ) -> bool:
+        """Find the blocks that the session needs, at the expense of others if need be."""
+        length = min(ledger.frontier + AHEAD, ledger.end)
+        need = self._engine.blocks(ledger.key, length)
+        grows = ledger.key in self._reserved
+        short = need - self._reserved.get(ledger.key, 0) - self._free
+        if short > 0:
+            victims = self._victims(ledger, ledgers, wanting, short, grows, cost)
+            if victims is None:
+                return False
+            for victim in victims:
+                self._engine.evict(victim.key)
+                self.lost(victim, now)
+                evicted.append(victim)
+        self._reserved[ledger.key], self._until[ledger.key] = need, length
+        if not grows:
+            ledger.enter_cache(now)
+        return True
+
+    def _victims(
+        self, ledger: Ledger, ledgers: Sequence[Ledger], wanting: set[int], short: int, grows: bool, cost: StepCost
+    ) -> list[Ledger] | None:
+        """Sessions whose blocks make up for what is short; None where nobody has to go for this one."""
+        others = [one for one in ledgers if one.key in self._reserved and one is not ledger]
+        idle = sorted((one for one in others if one.key not in wanting), key=lambda one: one.idle_since)
+        busy = [one for one in others if one.key in wanting]
+        if grows:
+            busy.sort(key=lambda one: -one.resident_since)
+        else:
+            over = self._over_share(ledger, ledgers)
+            turns = [one for one in busy if self._had_its_turn(one, cost)]
+            turns.sort(key=lambda one: one.resident_since)
+            rich = sorted((one for one in busy if one.tenant in over), key=lambda one: one.frontier)
+            busy = [*turns, *(one for one in rich if one not in turns)]
+        chosen: list[Ledger] = []
+        for one in [*idle, *busy]:
+            if short <= 0:
+                break
+            chosen.append(one)
+            short -= self._reserved[one.key]
+        return chosen if short <= 0 else None
+
+    def _over_share(self, ledger: Ledger, ledgers: Sequence[Ledger]) -> set[str]:
+        """Tenants that hold more than their part of the blocks, where the session's own holds less."""
+        names = {one.tenant for one in ledgers}
+        if len(names) == 1:
+            return set()
+        held = dict.fromkeys(names, 0)
+        for one in ledgers:
+            held[one.tenant] += self._reserved.get(one.key, 0)
+        blocks = {name: share * self._engine.num_blocks for name, share in shares(self._tenants.weights(names)).items()}
+        need = self._engine.blocks(ledger.key, ledger.frontier)
+        if held[ledger.tenant] + need > blocks[ledger.tenant]:
+            return set()
+        return {name for name in names if held[name] > blocks[name]}
+
+    @staticmethod
+    def _had_its_turn(ledger: Ledger, cost: StepCost) -> bool:
+        worked_s, committed = ledger.turn
+        return committed >= LEAST_TURN and worked_s >= WORTH * cost.per_prefill_row * ledger.frontier
