@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -49,3 +50,9 @@ class Observer:
 
     def closed(self, ledger: Ledger) -> None:
         """A session is forgotten; `ledger.usage` is final."""
+
+    def flush(self, ledgers: Collection[Ledger], now: float) -> None:
+        """About every second: the sessions that are open."""
+
+    def close(self) -> None:
+        """The verifier has ended; nothing more will come."""
