@@ -1,0 +1,124 @@
+"""From a target directory to a `VllmEngine`: version, vLLM's configuration, and a trial before anybody is served."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.executor import Executor
+
+from cloud.engines.base import TargetInfo
+from cloud.engines.numerics import Numerics
+from cloud.engines.target import read_manifest, target_id
+from cloud.engines.vllm.engine import VllmEngine
+from cloud.engines.vllm.scheduler import NoDrafter, PlannedScheduler
+from cloud.engines.vllm.trial import try_out
+from cloud.engines.vllm.versions import installed
+from protocol.errors import ModelError, NumericsError
+from protocol.sampling import SPEC_VERSION
+
+MOST_DRAFT = 128  # vLLM's own limit of draft rows of a request
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What vLLM is told. kv_bytes: memory for the KV cache; 0 lets gpu_memory_utilization decide, the share of the
+    device's memory that vLLM takes for everything. sessions: most of one step; rows: most of one step; block: tokens of
+    a KV block, 0 for vLLM's choice; context: tokens of the longest text, 0 for the target's.
+    """
+
+    kv_bytes: int = 2 << 30
+    gpu_memory_utilization: float = 0.9
+    sessions: int = 64
+    rows: int = 512
+    block: int = 32
+    context: int = 0
+    enforce_eager: bool = False
+
+
+def load(
+    model_dir: str | Path,
+    numerics: Numerics | None = None,
+    options: Options | None = None,
+    *,
+    max_draft: int = 32,
+    threads: int | None = None,
+    verify_weights: bool = False,
+) -> VllmEngine:
+    """Load a target directory into vLLM.
+
+    max_draft: draft rows of a session in a step; threads: of torch, for the whole process; verify_weights: also
+    compare the weights with the manifest's digest.
+    Raises ModelError for a directory or a memory that cannot be used, NumericsError for a vLLM that is not known, that
+    does not do what it is relied on for, or that is asked for exact numerics.
+    """
+    numerics = numerics or Numerics()
+    options = options or Options()
+    _, version = installed()
+    if numerics.exact or numerics.isa or numerics.torch or numerics.bits:
+        raise NumericsError(
+            "vLLM promises no bits: its kernels differ from batch to batch",
+            where="numerics",
+            remedy='Set mode = "fast" and pin nothing, or use engine.kind = "torch"',
+        )
+    directory = Path(model_dir)
+    manifest = read_manifest(directory, verify_weights=verify_weights)
+    dtype = numerics.dtype or manifest.dtype
+    if threads is not None:
+        torch.set_num_threads(threads)
+    core = make_core(directory, dtype, options, context=options.context or manifest.context, max_draft=max_draft)
+    numerics_name = f"fast-vllm{version}-{dtype}"
+    info = TargetInfo(
+        id=target_id(manifest.name, manifest.weights_digest, manifest.tokenizer_digest, SPEC_VERSION, numerics_name),
+        model=manifest.name,
+        weights_digest=manifest.weights_digest,
+        tokenizer_digest=manifest.tokenizer_digest,
+        vocab_size=manifest.vocab_size,
+        context=options.context or manifest.context,
+        numerics=numerics_name,
+    )
+    engine = VllmEngine(core, info, max_draft=min(max_draft, MOST_DRAFT))
+    try_out(engine)
+    return engine
+
+
+def make_core(directory: Path, dtype: str, options: Options, *, context: int, max_draft: int) -> EngineCore:
+    """vLLM's engine core with our scheduler, whose drafts come with its plans."""
+    arguments: dict[str, Any] = {
+        "model": str(directory),
+        "skip_tokenizer_init": True,
+        "dtype": dtype,
+        "seed": 0,
+        "max_model_len": context,
+        "max_num_seqs": options.sessions,
+        "max_num_batched_tokens": max(options.rows, options.sessions),
+        "enforce_eager": options.enforce_eager,
+        "enable_prefix_caching": True,
+        "enable_chunked_prefill": True,
+        "async_scheduling": False,  # a step's drafts are known only after the step before
+        "scheduler_reserve_full_isl": False,  # whether a text fits is settled before it is opened
+        "scheduler_cls": PlannedScheduler,
+        "speculative_config": {
+            "method": "custom_class",
+            "model": f"{NoDrafter.__module__}.{NoDrafter.__qualname__}",
+            "num_speculative_tokens": min(max_draft, MOST_DRAFT),
+        },
+        "gpu_memory_utilization": options.gpu_memory_utilization,
+    }
+    if options.block:
+        arguments["block_size"] = options.block
+    if options.kv_bytes:
+        arguments["kv_cache_memory_bytes"] = options.kv_bytes
+    try:
+        config = EngineArgs(**arguments).create_engine_config()
+        return EngineCore(config, Executor.get_class(config), log_stats=False)
+    except (ValueError, RuntimeError, OSError) as error:
+        raise ModelError(
+            f"vLLM cannot run it: {error}",
+            where=str(directory),
+            remedy="The text above is vLLM's own; memory is set by engine.kv_gib, the longest text by vllm.context",
+        ) from error
