@@ -39,8 +39,10 @@ class Observer:
     def opened(self, ledger: Ledger) -> None:
         """A session was admitted."""
 
-    def refused(self, device: str, code: str) -> None:
-        """An `Error` was sent to a device, or what it sent was dropped; code: see `protocol.messages.ErrorCode`."""
+    def refused(self, device: str, code: str, what: str = "", session: int = 0) -> None:
+        """An `Error` was sent to a device, or what it sent was dropped; code: see `protocol.messages.ErrorCode`. device
+        and session are empty and 0 where nobody knows.
+        """
 
     def stepped(self, step: Step, outcome: Outcome, queue_s: float) -> None:
         """A step is over, and its tokens are committed. queue_s: mean time for which its root rows had been due."""

@@ -332,6 +332,16 @@ class Verifier:
         sends, self._outbox = self._outbox, []
         return sends
 
+    def flush(self, now: float) -> None:
+        """Let the observers look at the open sessions: about every second."""
+        for observer in self._observers:
+            observer.flush(self._by_session.values(), now)
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        for observer in self._observers:
+            observer.close()
+
     def state(self, status: str) -> VerifierState:
         info = self.engine.info
         return VerifierState(
@@ -447,14 +457,14 @@ class Verifier:
         retry_ms: int | None = None,
         handle: int | None = None,
     ) -> None:
-        self._count_error(device, code)
+        self._count_error(device, code, what, session)
         message = Error(session, epoch, code, what[:1000], retry_ms, handle)
         self._outbox.append(Send(topics.verdict_topic(device), message))
 
-    def _count_error(self, device: str, code: str) -> None:
+    def _count_error(self, device: str, code: str, what: str = "", session: int = 0) -> None:
         self.tally.errors[code] += 1
         for observer in self._observers:
-            observer.refused(device, code)
+            observer.refused(device, code, what, session)
 
     def _quarantine(self, ledger: Ledger, code: str, what: str) -> None:
         self._error(ledger.device, ledger.session, ledger.epoch, code, what)
