@@ -22,15 +22,31 @@ Seconds = Annotated[float, Meta(gt=0)]
 
 
 class EngineConfig(Section, frozen=True):
-    """What runs the target. model: a directory made by `tools.export target`; threads: 0 means all cores;
-    kv_gib: memory for the KV caches of all sessions; verify_weights: compare the weights with their digest at start.
+    """What runs the target. model: a directory made by `tools.export target`; kind: "vllm" needs `[numerics] mode =
+    "fast"`, see docs/vllm.md; threads: 0 means all cores; kv_gib: memory for the KV caches of all sessions;
+    verify_weights: compare the weights with their digest at start.
     """
 
     model: Path
-    kind: Literal["torch"] = "torch"
+    kind: Literal["torch", "vllm"] = "torch"
     threads: Annotated[int, Meta(ge=0)] = 0
     kv_gib: Annotated[float, Meta(gt=0)] = 4.0
     verify_weights: bool = False
+
+
+class VllmConfig(Section, frozen=True):
+    """What vLLM is told, by its own names, where `engine.kind` is "vllm". gpu_memory_utilization: the share of the
+    device's memory that vLLM takes for everything, instead of `engine.kv_gib` for the KV cache; max_num_seqs,
+    max_num_batched_tokens: of one step, `limits.sessions` and `scheduler.rows` where absent; max_model_len: tokens of
+    the longest text, the target's context where absent.
+    """
+
+    gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] | None = None
+    max_num_seqs: Positive | None = None
+    max_num_batched_tokens: Positive | None = None
+    block_size: Positive = 32
+    max_model_len: Positive | None = None
+    enforce_eager: bool = False
 
 
 class NumericsConfig(Section, frozen=True):
@@ -120,6 +136,7 @@ class CloudConfig(Section, frozen=True):
     """
 
     engine: EngineConfig
+    vllm: VllmConfig = VllmConfig()
     broker: BrokerConfig = BrokerConfig()
     numerics: NumericsConfig = NumericsConfig()
     scheduler: SchedulerConfig = SchedulerConfig()

@@ -20,12 +20,40 @@ log = logging.getLogger(__name__)
 
 def make_engine(config: CloudConfig) -> Engine:
     """The engine that `config` names. Raises ModelError or NumericsError where it cannot be had."""
+    if config.engine.kind == "vllm":
+        return _make_vllm(config)
     from cloud.engines.torch_engine import load  # it imports torch, which takes seconds
 
     return load(
         config.engine.model,
         config.numerics.numerics(),
         kv_bytes=int(config.engine.kv_gib * 2**30),
+        max_draft=config.limits.draft_rows,
+        threads=config.engine.threads or os.cpu_count(),
+        verify_weights=config.engine.verify_weights,
+    )
+
+
+def _make_vllm(config: CloudConfig) -> Engine:
+    from cloud.engines.vllm.versions import installed
+
+    installed()  # before anything of vLLM is imported, so that what is missing or unknown is named
+    from cloud.engines.vllm.load import Options, load
+
+    given = config.vllm
+    options = Options(
+        kv_cache_memory_bytes=0 if given.gpu_memory_utilization else int(config.engine.kv_gib * 2**30),
+        gpu_memory_utilization=given.gpu_memory_utilization or 0.0,
+        max_num_seqs=given.max_num_seqs or config.limits.sessions,
+        max_num_batched_tokens=given.max_num_batched_tokens or config.scheduler.rows,
+        block_size=given.block_size,
+        max_model_len=given.max_model_len or 0,
+        enforce_eager=given.enforce_eager,
+    )
+    return load(
+        config.engine.model,
+        config.numerics.numerics(),
+        options,
         max_draft=config.limits.draft_rows,
         threads=config.engine.threads or os.cpu_count(),
         verify_weights=config.engine.verify_weights,

@@ -26,17 +26,17 @@ MOST_DRAFT = 128  # vLLM's own limit of draft rows of a request
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What vLLM is told. kv_bytes: memory for the KV cache; 0 lets gpu_memory_utilization decide, the share of the
-    device's memory that vLLM takes for everything. sessions: most of one step; rows: most of one step; block: tokens of
-    a KV block, 0 for vLLM's choice; context: tokens of the longest text, 0 for the target's.
+    """What vLLM is told, by its own names. kv_cache_memory_bytes: where it is 0, gpu_memory_utilization decides, the
+    share of the device's memory that vLLM takes for everything; max_num_seqs, max_num_batched_tokens: sessions and rows of one
+    step; block_size: tokens of a KV block; max_model_len: tokens of the longest text, 0 for the target's context.
     """
 
-    kv_bytes: int = 2 << 30
-    gpu_memory_utilization: float = 0.9
-    sessions: int = 64
-    rows: int = 512
-    block: int = 32
-    context: int = 0
+    kv_cache_memory_bytes: int = 2 << 30
+    gpu_memory_utilization: float = 0.0
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    block_size: int = 32
+    max_model_len: int = 0
     enforce_eager: bool = False
 
 
@@ -70,7 +70,8 @@ def load(
     dtype = numerics.dtype or manifest.dtype
     if threads is not None:
         torch.set_num_threads(threads)
-    core = make_core(directory, dtype, options, context=options.context or manifest.context, max_draft=max_draft)
+    context = options.max_model_len or manifest.context
+    core = make_core(directory, dtype, options, context=context, max_draft=max_draft)
     numerics_name = f"fast-vllm{version}-{dtype}"
     info = TargetInfo(
         id=target_id(manifest.name, manifest.weights_digest, manifest.tokenizer_digest, SPEC_VERSION, numerics_name),
@@ -78,7 +79,7 @@ def load(
         weights_digest=manifest.weights_digest,
         tokenizer_digest=manifest.tokenizer_digest,
         vocab_size=manifest.vocab_size,
-        context=options.context or manifest.context,
+        context=context,
         numerics=numerics_name,
     )
     engine = VllmEngine(core, info, max_draft=min(max_draft, MOST_DRAFT))
@@ -94,8 +95,9 @@ def make_core(directory: Path, dtype: str, options: Options, *, context: int, ma
         "dtype": dtype,
         "seed": 0,
         "max_model_len": context,
-        "max_num_seqs": options.sessions,
-        "max_num_batched_tokens": max(options.rows, options.sessions),
+        "max_num_seqs": options.max_num_seqs,
+        "max_num_batched_tokens": max(options.max_num_batched_tokens, options.max_num_seqs),
+        "block_size": options.block_size,
         "enforce_eager": options.enforce_eager,
         "enable_prefix_caching": True,
         "enable_chunked_prefill": True,
@@ -107,12 +109,11 @@ def make_core(directory: Path, dtype: str, options: Options, *, context: int, ma
             "model": f"{NoDrafter.__module__}.{NoDrafter.__qualname__}",
             "num_speculative_tokens": min(max_draft, MOST_DRAFT),
         },
-        "gpu_memory_utilization": options.gpu_memory_utilization,
     }
-    if options.block:
-        arguments["block_size"] = options.block
-    if options.kv_bytes:
-        arguments["kv_cache_memory_bytes"] = options.kv_bytes
+    if options.kv_cache_memory_bytes:
+        arguments["kv_cache_memory_bytes"] = options.kv_cache_memory_bytes
+    else:
+        arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
     try:
         config = EngineArgs(**arguments).create_engine_config()
         return EngineCore(config, Executor.get_class(config), log_stats=False)
@@ -120,5 +121,5 @@ def make_core(directory: Path, dtype: str, options: Options, *, context: int, ma
         raise ModelError(
             f"vLLM cannot run it: {error}",
             where=str(directory),
-            remedy="The text above is vLLM's own; memory is set by engine.kv_gib, the longest text by vllm.context",
+            remedy="The words are vLLM's; memory is set by engine.kv_gib, the longest text by vllm.max_model_len",
         ) from error
