@@ -347,7 +347,7 @@ class Window:
         self.tally.missed += len(kept) < len(ids) and bool(stopped_at.children)
         if self.tree.root.note is None:
             self.tree.root.note = Guess()
-        self.unsent = [node for node in self.unsent if self.holds(node)]
+        self.unsent = [node for node in self.unsent if node is not self.tree.root and self.holds(node)]
         scale = self.tree.root.note.path
         for node in self.tree:
             node.note.path /= scale

@@ -239,6 +239,15 @@ def test_a_draft_carries_the_new_guesses_once():
     assert session.in_flight == 3 and session.unsent == []
 
 
+def test_a_guess_that_came_true_before_it_was_sent_is_no_draft():
+    """> open, < opened, (guess 21), < commit 21, and nothing to send."""
+    session = owned()
+    grow(session, [21])
+    session.receive(commit(PROMPT, [21], seq=0), 0.1)
+    session.flush(0.1)
+    assert said(session) == [] and not session.unsent
+
+
 def test_nothing_is_drafted_to_nobody():
     session = window()
     grow(session, [1, 2])
