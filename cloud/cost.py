@@ -71,6 +71,11 @@ class StepCost:
         return self._curve(rows) + self.per_context * context + self.per_prefill_row * prefill
 
     @property
+    def fewest(self) -> int:
+        """The fewest rows of which the time is known; 0 before the first step."""
+        return round(self._rows[0]) if self._rows else 0
+
+    @property
     def per_context(self) -> float:
         return self._context.per_unit
 

@@ -240,7 +240,7 @@ class Ledger:
         self._judge(ids)
         guessed = len(self.tree.advance(ids))
         self.usage.committed += len(ids)
-        self.usage.accepted += guessed
+        self.usage.accepted += len(ids) - 1
         self.steps += 1
         self.idle_since = now
         self._retry_early()

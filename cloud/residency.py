@@ -4,7 +4,7 @@ A session is resident while blocks are reserved for its text and a whole draft b
 memory short. Where they do not suffice for all:
 
 - sessions that want nothing at the moment go first, the one that has been idle longest before the others;
-- a tenant below its share of the blocks may then displace one above its own;
+- then a session may displace one of a tenant that holds more than its own, by weight, and still will;
 - at last, sessions take turns: one that waits displaces the one that has worked longest, once that has worked WORTH
   times as long as evaluating its text again will take, so that rebuilding stays a small part of the time.
 
@@ -17,7 +17,6 @@ from collections.abc import Sequence
 
 from cloud.cost import StepCost
 from cloud.engines.base import Engine
-from cloud.fairness import shares
 from cloud.ledger import Ledger
 from cloud.tenants import Tenants
 
@@ -58,9 +57,10 @@ class Residency:
             if ledger.key in self._reserved and ledger.key in wanting:
                 self._reserve(ledger, ledgers, wanting, evicted, now, cost)
         waiting = [ledger for ledger in ledgers if ledger.key not in until and ledger.key in wanting]
+        behind: set[str] = set()  # tenants of which one waits: none of theirs slips in before it
         for ledger in sorted(waiting, key=lambda one: one.waiting_since):
-            if not self._reserve(ledger, ledgers, wanting, evicted, now, cost):
-                break  # first come, first served: nobody slips in before one that needs more
+            if ledger.tenant in behind or not self._reserve(ledger, ledgers, wanting, evicted, now, cost):
+                behind.add(ledger.tenant)
         self._waiting.update(ledger.key for ledger in waiting if ledger.key not in until)
         ready = [ledger for ledger in ledgers if until.get(ledger.key, -1) >= ledger.frontier]
         return ready, evicted
@@ -78,10 +78,10 @@ class Residency:
 
     # -- details --------------------------------------------------------------------------------------------------
 
-    @staticmethod
-    def _wants(ledger: Ledger, now: float, crowded: bool) -> bool:
-        """Whether the session has something to do: its prompt to read, or a row that is due."""
-        return (ledger.is_new and not ledger.finish) or (ledger.may_run() and ledger.due_at(crowded) <= now)
+    def _wants(self, ledger: Ledger, now: float, crowded: bool) -> bool:
+        """Whether the session has something to do: its prompt to read for the first time, or a row that is due."""
+        reads = ledger.is_new and self._engine.pending(ledger.key) > 1
+        return reads or (ledger.may_run() and ledger.due_at(crowded) <= now)
 
     @property
     def _free(self) -> int:
@@ -104,7 +104,7 @@ class Residency:
         grows = ledger.key in self._reserved
         short = need - self._reserved.get(ledger.key, 0) - self._free
         if short > 0:
-            victims = self._victims(ledger, ledgers, wanting, short, grows, cost)
+            victims = self._victims(ledger, ledgers, wanting, need, short, grows, cost)
             if victims is None:
                 return False
             for victim in victims:
@@ -117,7 +117,14 @@ class Residency:
         return True
 
     def _victims(
-        self, ledger: Ledger, ledgers: Sequence[Ledger], wanting: set[int], short: int, grows: bool, cost: StepCost
+        self,
+        ledger: Ledger,
+        ledgers: Sequence[Ledger],
+        wanting: set[int],
+        need: int,
+        short: int,
+        grows: bool,
+        cost: StepCost,
     ) -> list[Ledger] | None:
         """Sessions whose blocks make up for what is short; None where nobody has to go for this one."""
         others = [one for one in ledgers if one.key in self._reserved and one is not ledger]
@@ -126,11 +133,16 @@ class Residency:
         if grows:
             busy.sort(key=lambda one: -one.resident_since)
         else:
-            over = self._over_share(ledger, ledgers)
+            beyond = self._rich(ledger, ledgers, need)
             turns = [one for one in busy if self._had_its_turn(one, cost)]
             turns.sort(key=lambda one: one.resident_since)
-            rich = sorted((one for one in busy if one.tenant in over), key=lambda one: one.frontier)
-            busy = [*turns, *(one for one in rich if one not in turns)]
+            rest = sorted((one for one in busy if one not in turns), key=lambda one: one.frontier)
+            busy = turns
+            for one in rest:
+                left = beyond.get(one.tenant, 0.0) - self._reserved[one.key]
+                if left >= 0:
+                    beyond[one.tenant] = left
+                    busy.append(one)
         chosen: list[Ledger] = []
         for one in [*idle, *busy]:
             if short <= 0:
@@ -139,19 +151,19 @@ class Residency:
             short -= self._reserved[one.key]
         return chosen if short <= 0 else None
 
-    def _over_share(self, ledger: Ledger, ledgers: Sequence[Ledger]) -> set[str]:
-        """Tenants that hold more than their part of the blocks, where the session's own holds less."""
+    def _rich(self, ledger: Ledger, ledgers: Sequence[Ledger], need: int) -> dict[str, float]:
+        """Blocks that tenants hold beyond what the session's own would hold with it, in proportion to their weights:
+        what can be taken from them without making them the poorer ones, who would take it back.
+        """
         names = {one.tenant for one in ledgers}
         if len(names) == 1:
-            return set()
+            return {}
         held = dict.fromkeys(names, 0)
         for one in ledgers:
             held[one.tenant] += self._reserved.get(one.key, 0)
-        blocks = {name: share * self._engine.num_blocks for name, share in shares(self._tenants.weights(names)).items()}
-        need = self._engine.blocks(ledger.key, ledger.frontier)
-        if held[ledger.tenant] + need > blocks[ledger.tenant]:
-            return set()
-        return {name for name in names if held[name] > blocks[name]}
+        weights = self._tenants.weights(names)
+        own = (held[ledger.tenant] + need) / weights[ledger.tenant]
+        return {name: held[name] - own * weights[name] for name in names}
 
     @staticmethod
     def _had_its_turn(ledger: Ledger, cost: StepCost) -> bool:

@@ -223,7 +223,8 @@ def share_out(
     for name, part in shares(weights).items():
         mine = sum(ledger.frontier for ledger in own[name])
         alone[name] = best = choose(own[name], budget, cost, mine)
-        alone_s = cost.seconds(len(own[name]) + len(best.order), mine)
+        # A step that is smaller than any that was seen is not thought to be quicker.
+        alone_s = cost.seconds(max(cost.fewest, len(own[name]) + len(best.order)), mine)
         limit_s = min(limit_s, alone_s / part)
         if alone_s:
             owed[name] += part * sum(best.tokens) / alone_s * step_s

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Usage:
     """Of one session at one verifier, ever growing.
 
-    committed: tokens; accepted: those of them that had been guessed; root_rows, draft_rows, prefill_rows: evaluated
+    committed: tokens; accepted: those of them that draft rows were for; root_rows, draft_rows, prefill_rows: evaluated
     by kind; rebuilt_rows: those of prefill that had been evaluated before an eviction; engine_s: its part, by rows, of
     the time of the steps that it was in; bytes_in, bytes_out: payloads.
     """
