@@ -1,0 +1,268 @@
+"""The vLLM engine against vLLM's own plain decoding: whatever comes in between, the same text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from cloud.engines.base import Plan, Work
+from protocol.errors import ModelError
+from protocol.sampling import Sampling
+
+VOCAB, POISON, CONTEXT, MAX_DRAFT = 500, 499, 384, 8
+GREEDY = Sampling()
+SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=7)
+SAMPLINGS = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+NEW = 24
+
+
+def prompts(*lengths: int, seed: int = 5) -> list[list[int]]:
+    generator = random.Random(seed)
+    return [[generator.randrange(POISON) for _ in range(length)] for length in lengths]
+
+
+def chain(draft: Sequence[int]) -> tuple[list[int], list[int]]:
+    return list(draft), list(range(-1, len(draft) - 1))
+
+
+def draft_of(kind: str, text: list[int], truth: list[int], rng: random.Random) -> tuple[list[int], list[int]]:
+    """A draft behind `text`, whose true continuation is in `truth` (whole texts)."""
+    future = truth[len(text) : len(text) + 5]
+    future += [rng.randrange(POISON) for _ in range(5 - len(future))]
+    wrong = [(id + 1) % POISON for id in future]
+    stale = truth[max(0, len(text) - 3) : len(text) + 1]
+    match kind:
+        case "right":
+            return chain(future[: rng.randrange(1, 6)])
+        case "half":
+            return chain([*future[:2], *wrong[2:]])
+        case "wrong":
+            return chain(wrong[: rng.randrange(1, 6)])
+        case "stale":
+            return chain(stale)
+        case "tree":  # the first child of each is its best
+            return [future[0], wrong[0], future[1], wrong[1], future[2]], [-1, -1, 0, 0, 2]
+        case _:
+            return [], []
+
+
+KINDS = ("right", "half", "wrong", "stale", "tree", "none")
+
+
+class Fleet:
+    """Sessions out of step with one another, in steps of random ones; keeps the logits that tokens are drawn from."""
+
+    def __init__(self, engine, truths, sampling: Sampling, *, seed: int, evictions: float = 0.0) -> None:
+        from tests.vllm.reference import Run
+
+        self.engine, self.sampling, self.evictions = engine, sampling, evictions
+        self.truths = [[*run.prompt, *run.ids] for run in truths]
+        self.rng = random.Random(seed)
+        self.runs = [Run(list(run.prompt)) for run in truths]
+        self.accepted = self.evicted = 0
+
+    def text(self, key: int) -> list[int]:
+        return [*self.runs[key].prompt, *self.runs[key].ids]
+
+    def observe(self, name: str, position: int, row) -> None:
+        run = self.runs[int(name)]
+        run.logits[position] = row.clone()  # a later run of the position stands behind a longer part of the true text
+
+    def work(self) -> list[Work]:
+        """Some of the sessions, as many as there are blocks for."""
+        engine, rng = self.engine, self.rng
+        unfinished = [key for key, run in enumerate(self.runs) if len(run.ids) < NEW]
+        rng.shuffle(unfinished)
+        work: list[Work] = []
+        blocks = engine.num_blocks
+        for key in unfinished[: rng.randrange(1, len(unfinished) + 1)]:
+            blocks -= engine.blocks(key, len(self.text(key)))
+            if blocks < 0:
+                break
+            left = engine.pending(key)
+            if left > 1 and rng.random() < 0.8:
+                work.append(Work(key, rng.randrange(1, left + 1)))
+            else:
+                work.append(Work(key, left, *draft_of(rng.choice(KINDS), self.text(key), self.truths[key], rng)))
+        return work
+
+    def run(self) -> list:
+        engine, rng = self.engine, self.rng
+        for key, run in enumerate(self.runs):
+            engine.open(key, run.prompt, self.sampling, len(run.prompt) + NEW, f"tenant{key % 2}")
+        engine.sampler.observe = self.observe
+        while any(len(run.ids) < NEW for run in self.runs):
+            work = self.work()
+            outcome = engine.step(Plan(work))
+            assert not outcome.failed
+            for key, ids in outcome.accepted.items():
+                self.runs[key].ids += ids
+                self.accepted += len(ids) - 1
+                assert engine.pending(key) == 1
+            self.evicted += len(outcome.evicted)
+            assert outcome.rows <= sum(one.rows + len(one.draft) for one in work)
+            assert 0 <= engine.free_blocks <= engine.num_blocks
+            if rng.random() < self.evictions:
+                engine.evict(rng.randrange(len(self.runs)))
+        engine.sampler.observe = None
+        for key, run in enumerate(self.runs):
+            engine.close(key)
+            run.ids = run.ids[:NEW]
+        return self.runs
+
+
+@SAMPLINGS
+def test_plain_steps_give_what_vllm_gives(engine, plain, sampling) -> None:
+    from tests.vllm.reference import assert_agree
+
+    [expected] = plain.decode(prompts(40), sampling, NEW)
+    fleet = Fleet(engine, [expected], sampling, seed=0)
+    fleet.work = lambda: [Work(0, engine.pending(0))]  # type: ignore[method-assign]
+    assert_agree(fleet.run()[0], expected, sampling)
+    assert fleet.accepted == 0
+
+
+def test_greedy_draws_are_vllms_own(plain) -> None:
+    texts = prompts(3, 40, 77)
+    for ours, theirs in zip(plain.decode(texts, GREEDY, NEW), plain.decode_greedily(texts, NEW), strict=True):
+        assert ours.ids == theirs.ids
+
+
+@SAMPLINGS
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_fleet_with_drafts_of_all_kinds_writes_what_vllm_writes(engine, plain, sampling, seed) -> None:
+    from tests.vllm.reference import assert_agree
+
+    expected = plain.decode(prompts(1, 2, 31, 32, 33, 64, 100, 9, 150, 200, seed=seed), sampling, NEW)
+    fleet = Fleet(engine, expected, sampling, seed=seed, evictions=0.1)
+    parted = [assert_agree(a, b, sampling) for a, b in zip(fleet.run(), expected, strict=True)]
+    assert fleet.accepted > 40
+    assert sum(position is not None for position in parted) <= 2
+    assert engine.free_blocks == engine.num_blocks
+
+
+@SAMPLINGS
+def test_a_cache_too_small_for_all_changes_nothing(small_engine, plain, sampling) -> None:
+    from tests.vllm.reference import assert_agree
+
+    expected = plain.decode(prompts(30, 60, 90, 120, 200, 150, seed=9), sampling, NEW)
+    fleet = Fleet(small_engine, expected, sampling, seed=3)
+    for a, b in zip(fleet.run(), expected, strict=True):
+        assert_agree(a, b, sampling)
+    assert fleet.evicted > 5
+    assert small_engine.free_blocks == small_engine.num_blocks
+
+
+def test_a_step_runs_just_what_is_planned(engine) -> None:
+    a, b = prompts(50, 70)
+    engine.open(0, a, SAMPLED, 90, "one")
+    engine.open(1, b, SAMPLED, 100, "one")
+    outcome = engine.step(Plan([Work(0, 20)]))
+    assert (outcome.rows, outcome.accepted) == (20, {})
+    assert (engine.pending(0), engine.pending(1)) == (30, 70)
+    outcome = engine.step(Plan([Work(1, 69), Work(0, 29)]))
+    assert (outcome.rows, outcome.accepted) == (98, {})  # all but the root rows, which nobody asked for
+    held = engine.blocks(0), engine.blocks(1)
+    outcome = engine.step(Plan([Work(1, 1, *chain([1, 2, 3]))]))
+    assert outcome.rows == 4 and list(outcome.accepted) == [1]
+    for _ in range(3):
+        assert engine.step(Plan([])).rows == 0
+    assert engine.pending(0) == 1 and engine.blocks(0) == held[0] == 2
+    assert list(engine.step(Plan([Work(0, 1)])).accepted) == [0]
+    engine.close(0)
+    engine.close(1)
+
+
+def test_the_next_turn_and_a_shared_prompt_cost_only_new_tokens_within_a_tenant(engine) -> None:
+    [prompt] = prompts(100, seed=77)
+    engine.open(0, prompt, GREEDY, 140, "one")
+    engine.step(Plan([Work(0, 100)]))
+    engine.open(1, [*prompt, 1, 2, 3], GREEDY, 140, "one")
+    engine.open(2, [*prompt, 1, 2, 3], GREEDY, 140, "other")
+    assert engine.pending(1) == 103 - 96 and engine.pending(2) == 103
+    free = engine.free_blocks
+    engine.step(Plan([Work(1, 7)]))
+    assert engine.free_blocks == free - 1 and engine.blocks(1) == 1  # three are shared
+    text = [*prompt, *range(60)]
+    engine.close(0)
+    engine.open(3, text, GREEDY, 200, "one")
+    assert engine.pending(3) == 160 - 96
+    for key in (1, 2, 3):
+        engine.close(key)
+
+
+def test_bad_work_fails_alone(engine) -> None:
+    [text] = prompts(30, seed=8)
+    for key in range(9):
+        engine.open(key, text, GREEDY, 40, f"t{key}")
+    engine.open(11, [*text[:5], POISON, 3], GREEDY, 31)
+    plan = [
+        Work(0, 30),
+        Work(1, 31),
+        Work(2, 0),
+        Work(3, 12, [5], [-1]),
+        Work(4, 30, [5, VOCAB], [-1, 0]),
+        Work(5, 30, [-1], [-1]),
+        Work(6, 30, [5, 6], [-1, 1]),
+        Work(7, 30, [5, 6], [-1]),
+        Work(8, 30, [5] * 9, range(-1, 8)),
+        Work(11, 7),
+        Work(77, 1),
+        Work(0, 30),
+    ]
+    outcome = engine.step(Plan(plan))
+    assert set(outcome.failed) == {0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 77}
+    expected = outcome.accepted.get(0)
+    for key in range(1, 9):
+        assert engine.pending(key) == 30
+        assert engine.step(Plan([Work(key, 30)])).accepted == {key: expected}
+    assert engine.pending(11) == 7
+    for key in [*range(9), 11]:
+        engine.close(key)
+
+
+@SAMPLINGS
+def test_logits_that_are_not_numbers_fail_their_session_alone(engine, plain, sampling) -> None:
+    [text] = prompts(30, seed=8)
+    [expected] = plain.decode([text], sampling, 4)
+    engine.open(0, text, sampling, 40)
+    engine.open(1, [*text[:7], POISON], sampling, 40)
+    outcome = engine.step(Plan([Work(1, 8), Work(0, 30)]))
+    assert list(outcome.failed) == [1] and outcome.accepted == {0: expected.ids[:1]}
+    assert engine.pending(1) == 8
+    outcome = engine.step(Plan([Work(1, 8), Work(0, 1, [POISON], [-1])]))
+    assert list(outcome.failed) == [1] and outcome.accepted == {0: expected.ids[1:2]}
+    assert engine.step(Plan([Work(0, 1)])).accepted == {0: expected.ids[2:3]}
+    engine.close(0)
+    engine.close(1)
+
+
+@pytest.mark.parametrize(
+    ("ids", "length", "names"),
+    [([], 9, "0 ids"), ([1, VOCAB], 9, "499"), ([1, -1], 9, "499"), ([1], 385, "384"), ([1, 2, 3], 2, "3 ids")],
+)
+def test_a_text_that_cannot_be_held_is_refused(engine, ids, length, names) -> None:
+    with pytest.raises(ModelError, match=names):
+        engine.open(0, ids, GREEDY, length)
+    assert engine.step(Plan([])).rows == 0
+
+
+def test_a_text_fills_the_context_and_no_more(engine) -> None:
+    [text] = prompts(CONTEXT - 3, seed=4)
+    engine.open(0, text, GREEDY, CONTEXT)
+    grown = len(text)
+    while grown < CONTEXT:
+        outcome = engine.step(Plan([Work(0, engine.pending(0), *(chain([1, 2, 3, 4]) if grown > len(text) else ()))]))
+        assert not outcome.failed
+        grown += len(outcome.accepted[0])
+    assert grown == CONTEXT
+    assert "384" in engine.step(Plan([Work(0, 1)])).failed[0]
+    engine.close(0)
+
+
+def test_a_session_that_outgrows_the_cache_is_refused_by_name(small_engine) -> None:
+    with pytest.raises(ModelError, match=r"385 tokens do not fit|needs? \d+ blocks|KV cache"):
+        small_engine.open(0, [1], GREEDY, CONTEXT + 1)
+    assert small_engine.blocks(0, 100) == -(-(100 + MAX_DRAFT) // 32)
