@@ -24,9 +24,6 @@ def unfit(message: Open, info: TargetInfo) -> Refusal | None:
     """What is wrong with the request itself, for this target."""
     if message.target != info.id:
         return Refusal(ErrorCode.WRONG_TARGET, f"this verifier serves {info.id}, not {message.target}")
-    if message.prefix is not None:
-        what = f"session {message.prefix[0]:x} is not held here; send the whole text"
-        return Refusal(ErrorCode.UNKNOWN_PREFIX, what, 0)
     outside = next((id for id in message.ids if id >= info.vocab_size), None)
     if outside is not None:
         return Refusal(ErrorCode.BAD_OPEN, f"id {outside} is outside the vocabulary of {info.vocab_size}")

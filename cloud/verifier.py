@@ -12,6 +12,7 @@ from math import inf
 from statistics import fmean, median
 
 from cloud.admission import RETRY_MS, Refusal, out_of_tokens, over_contract, spent, unfit
+from cloud.archive import Archive
 from cloud.cost import StepCost
 from cloud.engines.base import Engine, Outcome, Plan
 from cloud.ledger import Ledger, LedgerError
@@ -115,6 +116,7 @@ class Verifier:
         self.crowded = False
         self.tenants = Tenants(contracts)
         self.residency = Residency(engine, self.tenants)
+        self.archive = Archive()
         self.queue_s = 0.0
         self._planned_at = 0.0
         self._price = 0.0
@@ -153,6 +155,13 @@ class Verifier:
 
     def _open(self, device: str, message: Open, size: int, now: float) -> None:
         known = self._by_session.get((device, message.session))
+        if message.prefix is not None:
+            whole = self.archive.whole(device, message)
+            if whole is None:
+                what = f"session {message.prefix[0]:x} is not held here; send the whole text"
+                self._error(device, message.session, message.epoch, ErrorCode.UNKNOWN_PREFIX, what, 0)
+                return
+            message = whole
         if known is not None:
             if message.epoch < known.epoch:
                 return
@@ -481,5 +490,7 @@ class Verifier:
         del self._by_handle[ledger.device, ledger.handle]
         del self._by_session[ledger.device, ledger.session]
         self.tenants[ledger.tenant].num_sessions -= 1
+        if ledger.finish:
+            self.archive.keep(ledger)
         for observer in self._observers:
             observer.closed(ledger)

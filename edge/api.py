@@ -7,6 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
+from math import ceil
 from typing import Annotated, Any
 
 import msgspec
@@ -142,7 +143,7 @@ class Api:
                 ids += fresh
                 text += pieces.push(fresh)
         except SessionError as error:
-            return _refusal(502, str(error))
+            return _refusal(502, str(error), error.retry_s)
         window = _run(stream).window
         message = {"role": "assistant", "content": text + pieces.flush()}
         usage = {
@@ -187,11 +188,13 @@ def _reason(finish: str) -> str:
     return "stop" if finish == "stop" else "length"
 
 
-def _json(content: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(content), status, media_type="application/json")
+def _json(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
 
 
-def _refusal(status: int, what: str) -> Response:
-    return _json(
-        {"error": {"message": what, "type": "invalid_request_error" if status == 400 else "unavailable"}}, status
-    )
+def _refusal(status: int, what: str, retry_s: float | None = None) -> Response:
+    """retry_s: when to ask again; then it is the caller's limit that stands in the way (429)."""
+    error = {"message": what, "type": "invalid_request_error" if status == 400 else "unavailable"}
+    if retry_s is None:
+        return _json({"error": error}, status)
+    return _json({"error": {**error, "type": "rate_limit_exceeded"}}, 429, {"Retry-After": str(ceil(retry_s))})

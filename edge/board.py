@@ -17,6 +17,7 @@ from edge.policy import NoDraftPolicy
 from edge.runtime import SessionRun
 from edge.session import Request, Send
 from edge.targets import choose_target
+from edge.turns import Turns
 from edge.window import Window
 from link.client import Will
 from link.command import package_version
@@ -89,6 +90,7 @@ class Board:
         self._runs: list[SessionRun] = []
         self._verifiers: dict[str, VerifierState] = {}
         self._verifiers_changed = threading.Event()
+        self._turns = Turns()
         self._present, self._closing = present, False
         state_topic = topics.device_state_topic(self.device)
         will = Will(state_topic, encode(DeviceState("offline")), retain=True, expiry_s=OFFLINE_EXPIRY_S)
@@ -175,6 +177,7 @@ class Board:
         calibration = self._calibrations[request.sampling.greedy]
         policy = self.config.drafting.make(calibration) if drafting else NoDraftPolicy()
         stream = Stream()
+        turn = self._turns.former(request.target, request.prompt) if fresh else None
         window = Window(
             self.device,
             request,
@@ -182,7 +185,8 @@ class Board:
             now=0.0,
             committed=entry.committed,
             epoch=entry.epoch,
-            former=entry.owner,
+            former=turn.verifier if turn else entry.owner,
+            prefix=turn.prefix if turn else None,
         )
         run = SessionRun(
             window,
@@ -209,6 +213,7 @@ class Board:
             finally:
                 with self._lock:
                     self._runs.remove(run)
+                    self._turns.ended(window)
                 if drafting:
                     self._drafter_free.release()
                 journal.close()
@@ -242,6 +247,8 @@ class Board:
         if isinstance(message, VerifierState):
             with self._lock:
                 self._verifiers[message.verifier] = message
+                if message.status == "gone":
+                    self._turns.forget(message.verifier)
             self._verifiers_changed.set()
         if isinstance(message, Error) and message.code == ErrorCode.WRONG_TARGET:
             self._target = None

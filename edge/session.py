@@ -27,6 +27,7 @@ class Timing:
     """Seconds. open_s: until an unanswered open is repeated with the next epoch; repair_s: until a silent owner is
     asked; silence_s: until it is left; acknowledge_s: until new text is acknowledged where no draft does it;
     unserved_s: until an open that found no verifier is repeated; retry_most_s: the longest back-off after refusals;
+    refused_s: a verifier that says to come back later than that is not waited for, the application is told;
     draft_expiry_s: how long the link may hold a draft that it cannot send yet.
     """
 
@@ -37,6 +38,7 @@ class Timing:
     draft_expiry_s: int = 2
     unserved_s: float = 2.0
     retry_most_s: float = 15.0
+    refused_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)

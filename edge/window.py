@@ -51,8 +51,11 @@ class Window:
         committed: Sequence[int] = (),
         epoch: int = 0,
         former: str = "",
+        prefix: tuple[int, int] | None = None,
     ) -> None:
-        """former: the verifier that had the session before a restart: asked first, since it may still have the KV."""
+        """former: the verifier that had the session before a restart, or the text that it goes on from: asked first,
+        since it may still have the KV; prefix: (session, length) of that text, which the verifier is not sent again.
+        """
         self.device, self.request, self.timing, self.epoch = device, request, timing, epoch
         self.text = [*request.prompt, *committed]
         self.prompt_len = len(request.prompt)
@@ -68,7 +71,7 @@ class Window:
         self.advice: int | None = None
         self.alone = False
         self._hashes: list[int] = []
-        self._former = former
+        self._former, self._prefix = former, prefix
         self._handle = -1
         self._link_up = True
         self._opened_sent = False
@@ -379,26 +382,29 @@ class Window:
             return
         what = f"{message.code}: {message.what}" if message.what else message.code
         self._fruitless += 1
-        again = message.code in ErrorCode.REOPEN or message.retry_ms is not None
-        if again and self._fruitless <= MAX_FRUITLESS_OPENS:
-            self._reopen(now, what, retry_s=None if message.retry_ms is None else message.retry_ms / 1000)
+        retry_s = None if message.retry_ms is None else message.retry_ms / 1000
+        again = message.code in ErrorCode.REOPEN or retry_s is not None
+        if again and self._fruitless <= MAX_FRUITLESS_OPENS and (retry_s or 0.0) <= self.timing.refused_s:
+            self._reopen(now, what, retry_s)
         else:
-            self._fail(what, message.code)
+            self._fail(what, message.code, retry_s)
 
     # -- what the window says -------------------------------------------------------------------------------------
 
     def _open(self, now: float) -> None:
         request = self.request
+        prefix = self._prefix if self._former else None
         message = Open(
             request.session,
             self.epoch,
             request.target,
             self.prompt_len,
-            Ids(self.text),
+            Ids(self.text[prefix[1] if prefix else 0 :]),
             request.sampling,
             request.max_tokens,
             request.stop_ids,
             None if request.patience_s == inf else round(request.patience_s * 1000),
+            prefix,
         )
         topic = topics.open_topic(self.device, self._former or request.target)
         self._outbox.append(Send(topic, message, qos=1))
@@ -410,7 +416,7 @@ class Window:
         self.problem = why
         if self.owned:
             self._close_owner(why[:200])
-        self._handle, self.verifier = -1, ""
+        self._handle, self.verifier, self._former = -1, "", ""
         self._opened_sent = False
         self.epoch += 1
         self._open_at = now + (retry_s if retry_s is not None else self._back_off() if self._fruitless > 1 else 0.0)
@@ -438,8 +444,8 @@ class Window:
             close = Close(self.request.session, self.epoch, reason)
             self._outbox.append(Send(topics.draft_topic(self.device, self.verifier), close, qos=1))
 
-    def _fail(self, what: str, code: str) -> None:
-        self.failure = SessionError(what, code=code, where=f"session {self.request.session:016x}")
+    def _fail(self, what: str, code: str, retry_s: float | None = None) -> None:
+        self.failure = SessionError(what, code=code, where=f"session {self.request.session:016x}", retry_s=retry_s)
 
     # -- details --------------------------------------------------------------------------------------------------
 

@@ -54,9 +54,12 @@ class SamplingError(OutriderError):
 class SessionError(OutriderError):
     """A session that ended without its text being complete.
 
-    code: the verifier's error code (see `protocol.messages.ErrorCode`), or "" where the edge itself gave up.
+    code: the verifier's error code (see `protocol.messages.ErrorCode`), or "" where the edge itself gave up; retry_s:
+    when it may be asked again, where it said so.
     """
 
-    def __init__(self, what: str, *, code: str = "", where: str = "", remedy: str = "") -> None:
-        self.code = code
+    def __init__(
+        self, what: str, *, code: str = "", where: str = "", remedy: str = "", retry_s: float | None = None
+    ) -> None:
+        self.code, self.retry_s = code, retry_s
         super().__init__(what, where=where, remedy=remedy)

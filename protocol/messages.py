@@ -81,10 +81,12 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Open(Message, frozen=True, tag=TAGS + 1):
-    """A device asks for a session. ids: the prompt and what is already committed; prompt_len: of the prompt alone.
+    """A device asks for a session. ids: the prompt and what is already committed; prompt_len: of the prompt alone, in
+    tokens, those of the prefix included.
 
     patience_ms: how long the verifier may hold the session without drafts; 0 never, None for ever.
-    prefix: (session, length) of an earlier text of this device that `ids` goes on from, or None.
+    prefix: (session, length) of an earlier text of this device, whose first tokens are not sent again: the text is
+    these and `ids` behind them. None: `ids` is all.
     """
 
     session: SessionId
@@ -97,6 +99,11 @@ class Open(Message, frozen=True, tag=TAGS + 1):
     stop_ids: Annotated[tuple[Count, ...], Meta(max_length=64)] = ()
     patience_ms: Millis | None = 0
     prefix: tuple[SessionId, Count] | None = None
+
+    @property
+    def length(self) -> int:
+        """Of the text, in tokens."""
+        return len(self.ids) + (self.prefix[1] if self.prefix else 0)
 
 
 class Opened(Message, frozen=True, tag=TAGS + 2):
@@ -282,8 +289,8 @@ def _check(message: AnyMessage) -> None:
             raise WireError(f"a draft of {len(message.ids)} ids is not of 1 to {MAX_DRAFT_IDS}")
         if message.lead > message.base:
             raise WireError(f"a draft at {message.base} leads the device's text by {message.lead}")
-    elif isinstance(message, Open) and not 1 <= message.prompt_len <= len(message.ids):
-        raise WireError(f"prompt_len {message.prompt_len} is not in 1..{len(message.ids)}, the ids that came")
+    elif isinstance(message, Open) and not 1 <= message.prompt_len <= message.length:
+        raise WireError(f"prompt_len {message.prompt_len} is not in 1..{message.length}, the ids of the text")
 
 
 def open_key(payload: bytes) -> tuple[int, int] | None:

@@ -261,3 +261,13 @@ def test_20_000_mutated_messages_of_verifiers_stop_no_window():
             assert session.text[:3] == list(PROMPT) and session.wake_at() > 0
         committed += len(session.committed)
     assert received > 4_000 and committed > 200
+
+
+def test_a_verifier_that_says_tomorrow_is_not_waited_for():
+    """< over-limit with a retry time of hours: the application is told, with the time. Of seconds: the window waits."""
+    session = owned()
+    session.receive(Error(SESSION, 0, ErrorCode.OVER_LIMIT, "its tokens of the day", 7_200_000), 1.0)
+    assert session.done and session.failure.code == ErrorCode.OVER_LIMIT and session.failure.retry_s == 7200.0
+    session = owned()
+    session.receive(Error(SESSION, 0, ErrorCode.OVER_LIMIT, "its rows a second", 1500), 1.0)
+    assert not session.done and session.wake_at() == 2.5
