@@ -130,6 +130,48 @@ class TenantConfig(Section, frozen=True):
         return Contract(**{name: getattr(self, name) for name in self.__struct_fields__})
 
 
+class MeteringConfig(Section, frozen=True):
+    """directory: where the meter writes, absent for no meter; flush_s: the longest that a session's usage is not yet on
+    the disk.
+    """
+
+    directory: Path | None = None
+    flush_s: Seconds = 5.0
+
+
+class HttpConfig(Section, frozen=True):
+    """Metrics and health. port: 0 for none; stuck_s: how long a step may take before `/healthz` says that it hangs."""
+
+    host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    stuck_s: Seconds = 60.0
+
+
+class ReplicasConfig(Section, frozen=True):
+    """A fleet under Ray, see docs/cluster.md. least, most: how many, `least` where `most` is absent; cpus, gpus: of each,
+    as Ray counts them; queue_low_s, queue_high_s: the queue time to keep, by one replica more or fewer after settle_s
+    outside; start_s: until one that has its place must serve; hang_s: until one that says nothing is given up; drain_s:
+    for leaving.
+    """
+
+    least: Positive = 1
+    most: Positive | None = None
+    cpus: Annotated[float, Meta(ge=0)] = 1.0
+    gpus: Annotated[float, Meta(ge=0)] = 0.0
+    queue_low_s: Annotated[float, Meta(ge=0)] = 0.02
+    queue_high_s: Seconds = 0.2
+    settle_s: Seconds = 30.0
+    start_s: Seconds = 600.0
+    hang_s: Seconds = 20.0
+    drain_s: Seconds = 20.0
+
+    def __post_init__(self) -> None:
+        if self.most is not None and self.most < self.least:
+            raise ValueError(f"most {self.most} is less than least {self.least}")
+        if self.queue_low_s >= self.queue_high_s:
+            raise ValueError(f"queue_low_s {self.queue_low_s:g} is not below queue_high_s {self.queue_high_s:g}")
+
+
 class CloudConfig(Section, frozen=True):
     """verifier: this replica's name at the broker; one made anew at each start when absent. tenants: by the part of
     their devices' names before the dot, `"*"` for all that are not named.
@@ -141,6 +183,9 @@ class CloudConfig(Section, frozen=True):
     numerics: NumericsConfig = NumericsConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     limits: LimitsConfig = LimitsConfig()
+    metering: MeteringConfig = MeteringConfig()
+    http: HttpConfig = HttpConfig()
+    replicas: ReplicasConfig = ReplicasConfig()
     tenants: dict[str, TenantConfig] = field(default_factory=dict)
     verifier: str | None = None
 
@@ -151,6 +196,13 @@ class CloudConfig(Section, frozen=True):
         for tenant in self.tenants.keys() - {ANY}:
             with named_by_section():
                 check_name(tenant, "tenant")
+        limited = [name for name, tenant in self.tenants.items() if tenant.tokens_per_day is not None]
+        if limited and self.metering.directory is None:
+            raise ValueError(f"`tokens_per_day` of tenant {limited[0]} needs `[metering] directory`, which counts them")
+
+    @property
+    def named_tenants(self) -> list[str]:
+        return sorted(self.tenants.keys() - {ANY})
 
     def contracts(self) -> dict[str, Contract]:
         return {tenant: config.contract() for tenant, config in self.tenants.items()}

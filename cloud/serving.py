@@ -13,6 +13,7 @@ from cloud.gateway import Gateway
 from cloud.probe import probe
 from cloud.usage import Observer
 from cloud.verifier import Verifier
+from cloud.watch import Watch
 from link.command import package_version
 
 log = logging.getLogger(__name__)
@@ -60,20 +61,28 @@ def _make_vllm(config: CloudConfig) -> Engine:
     )
 
 
-def make_gateway(config: CloudConfig, engine: Engine, observers: Sequence[Observer] = ()) -> Gateway:
-    """A gateway with a verifier over `engine`, whose steps are measured first."""
+def make_gateway(
+    config: CloudConfig, engine: Engine, observers: Sequence[Observer] = (), *, watch: Watch | None = None
+) -> Gateway:
+    """A gateway with a verifier over `engine`, whose steps are measured first. observers: beside those of `watch`, which
+    is one without an endpoint where none is given.
+    """
+    watch = watch or Watch(config, endpoint=False)
     cost = probe(engine, config.scheduler.probe_s, config.limits.draft_rows)
     log.info("a step of 1 row takes %.1f ms, of 32 rows %.1f", cost.seconds(1) * 1e3, cost.seconds(32) * 1e3)
+    name, info = config.verifier or f"v{secrets.token_hex(5)}", engine.info
     verifier = Verifier(
-        config.verifier or f"v{secrets.token_hex(5)}",
+        name,
         engine,
         scheduler=config.scheduler.scheduler(),
         bounds=config.limits.bounds(),
         version=package_version(),
         contracts=config.contracts(),
         cost=cost,
-        observers=observers,
+        day=watch.measure(name, info.id),
+        observers=[*watch.observers, *observers],
     )
-    info = engine.info
     log.info("target %s, numerics %s, broker %s", info.id, info.numerics, config.broker.address)
-    return Gateway(verifier, config.broker)
+    gateway = Gateway(verifier, config.broker)
+    watch.look_at(gateway)
+    return gateway

@@ -1,0 +1,203 @@
+"""What an operator sees of a real gateway at a real broker, beside what it did."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cloud.config import CloudConfig, EngineConfig, HttpConfig, MeteringConfig, SchedulerConfig, TenantConfig
+from cloud.engines.base import Outcome, Plan
+from cloud.gateway import Gateway
+from cloud.records import Records
+from cloud.serving import make_gateway
+from cloud.usage_report import Account, bill
+from cloud.watch import Watch
+from edge.board import Board, Stream
+from protocol.errors import ConfigError, SessionError
+from tests.boards import PROMPT, SAMPLED, SlowEngine, broker_at, make_board, make_request
+from tests.toys import TARGET, plain_decode
+from tools.broker import Broker, available, free_port
+
+LIMIT_S = 20.0
+
+pytestmark = pytest.mark.skipif(not available(), reason="no MQTT broker: install mosquitto, or `pip install iotcore`")
+
+
+class Watched:
+    """A broker, a verifier with everything that looks at it, and boards."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder, self.stack = folder, stack
+        self.broker = stack.enter_context(Broker.start())
+        self.port = free_port()
+        self.engine = SlowEngine(step_s=0.004)
+        self.config = CloudConfig(
+            engine=EngineConfig(model=Path("none")),
+            broker=broker_at(self.broker.port),
+            scheduler=SchedulerConfig(probe_s=0.0),
+            http=HttpConfig(port=self.port, stuck_s=1.5),
+            metering=MeteringConfig(directory=folder / "usage", flush_s=0.5),
+            tenants={"acme": TenantConfig()},
+            verifier="v-watched",
+        )
+        self.watch = stack.enter_context(Watch(self.config))
+
+    def serve(self) -> Gateway:
+        self.gateway = make_gateway(self.config, self.engine, watch=self.watch)
+        self.thread = threading.Thread(target=self.gateway.run, daemon=True)
+        self.thread.start()
+        self.stack.callback(self.stop)
+        self.gateway.link.wait_up(LIMIT_S)
+        return self.gateway
+
+    def stop(self) -> None:
+        self.gateway.stop()
+        self.thread.join(LIMIT_S)
+        assert not self.thread.is_alive(), "the gateway's loop does not end"
+
+    def board(self, name: str) -> Board:
+        board = make_board(self.broker.port, name, self.folder / name).start()
+        self.stack.callback(board.close)
+        board.link.wait_up(LIMIT_S)
+        return board
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=5)
+
+    def figures(self) -> dict[tuple[str, ...], float]:
+        """(name, label values in the order of their names ...) to value."""
+        families = text_string_to_metric_families(self.get("/metrics").text)
+        return {
+            (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+            for family in families
+            for sample in family.samples
+        }
+
+    def accounts(self) -> dict[str, Account]:
+        lines = Records.read([self.folder / "usage"]).last.values()
+        return {device: account for (device, _), account in bill(lines).items()}
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    with ExitStack() as stack:
+        yield Watched(tmp_path, stack)
+
+
+def read(stream: Stream) -> list[int]:
+    watchdog = threading.Timer(LIMIT_S, stream.abandon, [TimeoutError(f"not finished within {LIMIT_S} s")])
+    watchdog.start()
+    try:
+        return [id for ids in stream for id in ids]
+    finally:
+        watchdog.cancel()
+
+
+def wait_for(what: Callable[[], object], limit_s: float = LIMIT_S) -> None:
+    until = time.monotonic() + limit_s
+    while not what():
+        assert time.monotonic() < until, "it does not happen"
+        time.sleep(0.05)
+
+
+def test_metrics_and_meter_say_what_the_verifier_did(watched):
+    gateway = watched.serve()
+    streams = [watched.board(name).open(make_request(i + 1)) for i, name in enumerate(["acme.a", "acme.b", "who.c"])]
+    for stream in streams:
+        assert read(stream) == plain_decode(PROMPT, SAMPLED, 100)
+    wait_for(lambda: gateway.verifier.num_sessions == 0)
+    tally = gateway.verifier.tally
+    wait_for(lambda: watched.figures()["outrider_committed_tokens_total", "other"] == 100)
+    seen = watched.figures()
+    assert tally.committed == 300 and seen["outrider_committed_tokens_total", "acme"] == 200
+    accepted = seen["outrider_accepted_tokens_total", "acme"] + seen["outrider_accepted_tokens_total", "other"]
+    assert 50 < accepted <= tally.guessed, "a guess of the token that the root row drew saved no step"
+    rows = {name: value for name, value in seen.items() if name[0] == "outrider_rows_total"}
+    assert sum(rows.values()) == tally.rows == seen["outrider_step_rows_sum",]
+    assert sum(rows["outrider_rows_total", "root", tenant] for tenant in ("acme", "other")) == 300 - accepted
+    assert seen["outrider_step_seconds_count",] == tally.steps == seen["outrider_step_sessions_count",]
+    assert seen["outrider_grafted_tokens_total",] == tally.grafted > 0
+    assert seen["outrider_stale_tokens_total",] == tally.stale
+    assert seen["outrider_sessions_opened_total", "acme"] == 2 and seen["outrider_sessions", "acme"] == 0
+    assert seen["outrider_kv_blocks", "used"] == 0 and seen["outrider_link_up",] == 1
+    assert seen["outrider_link_connects_total",] == 1 and seen["outrider_link_messages_total", "received"] > 10
+    assert seen["outrider_verifier_info", "toy", "exact-toy", TARGET, "v-watched", gateway.verifier.version] == 1
+    engine_s = seen["outrider_engine_seconds_total", "acme"] + seen["outrider_engine_seconds_total", "other"]
+    assert engine_s == pytest.approx(seen["outrider_step_seconds_sum",])
+
+    watched.stop()
+    accounts = watched.accounts()
+    assert {device: account.tokens for device, account in accounts.items()} == {
+        "acme.a": 100,
+        "acme.b": 100,
+        "who.c": 100,
+    }
+    kinds = ("root_rows", "draft_rows", "prefill_rows", "rebuilt_rows")
+    assert sum(getattr(account, kind) for account in accounts.values() for kind in kinds) == tally.rows
+    assert sum(account.engine_s for account in accounts.values()) == pytest.approx(engine_s, abs=1e-4)
+    for way in ("in", "out"):
+        of_sessions = (
+            seen["outrider_payload_bytes_total", way, "acme"] + seen["outrider_payload_bytes_total", way, "other"]
+        )
+        metered = sum(getattr(account, f"bytes_{way}") for account in accounts.values())
+        # Closes, errors and the verifier's own state belong to no session.
+        assert 1000 < of_sessions <= metered <= seen["outrider_link_bytes_total", way]
+
+
+def test_health_says_what_hinders_it(watched):
+    assert watched.get("/healthz").status_code == 200, "loading is not a fault"
+    loading = watched.get("/readyz")
+    assert loading.status_code == 503 and "loaded" in loading.json()["what"]
+    gateway = watched.serve()
+    wait_for(lambda: watched.get("/readyz").status_code == 200)
+    assert watched.get("/healthz").json() == {"ok": True, "what": ""}
+    assert watched.get("/").status_code == 404
+
+    hung = threading.Event()
+    whole_step = gateway.verifier.engine.step
+
+    def hang(plan: Plan) -> Outcome:
+        hung.wait(LIMIT_S)
+        return whole_step(plan)
+
+    gateway.verifier.engine.step = hang
+    stream = watched.board("acme.a").open(make_request(1))
+    wait_for(lambda: watched.get("/healthz").status_code == 503)
+    assert "stuck" in watched.get("/healthz").json()["what"] and watched.get("/readyz").status_code == 503
+    hung.set()
+    assert read(stream) == plain_decode(PROMPT, SAMPLED, 100)
+    wait_for(lambda: watched.get("/healthz").status_code == 200)
+
+    watched.broker.kill()
+    wait_for(lambda: watched.get("/readyz").status_code == 503)
+    assert "no connection to the broker" in watched.get("/readyz").json()["what"]
+    assert watched.get("/healthz").status_code == 200, "a broker's fault is not mended by a restart of the verifier"
+
+
+def test_a_tenants_tokens_of_the_day_are_counted_by_the_meter(tmp_path):
+    with ExitStack() as stack:
+        watched = Watched(tmp_path, stack)
+        for _ in range(2):
+            tenants = {"acme": TenantConfig(tokens_per_day=150)}
+            watched.config = CloudConfig(
+                **{name: getattr(watched.config, name) for name in CloudConfig.__struct_fields__} | {"tenants": tenants}
+            )
+        watched.serve()
+        board = watched.board("acme.a")
+        assert len(read(board.open(make_request(1)))) == 100
+        with pytest.raises(SessionError, match="150"):
+            for session in (2, 3):
+                read(board.open(make_request(session)))
+        assert len(read(watched.board("who.b").open(make_request(4)))) == 100
+
+
+def test_a_port_that_is_taken_is_named(watched):
+    with pytest.raises(ConfigError, match=rf"{watched.port}.*\[http\] port"):
+        Watch(watched.config)
