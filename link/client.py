@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import socket
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from paho.mqtt import client as paho
@@ -17,8 +17,10 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from link.config import BrokerConfig
+from link.packets import PUBLISH, read_publish
 from protocol.errors import ConfigError
 
+READ_BYTES = 64 << 10  # from the socket at once
 UNSENT_BYTES = 16 << 10  # what the kernel may hold unsent: what waits longer must wait where it can still be dropped
 
 REMEDIES = {
@@ -42,12 +44,51 @@ class Will:
     qos: int = 1
 
 
-def new_client(config: BrokerConfig, client_id: str, will: Will | None, tls: ssl.SSLContext | None) -> paho.Client:
+class Client(paho.Client):
+    """paho's client, with a shorter way for what comes and goes by the hundred: reads of many packets at once, and
+    messages at QoS 0 past paho's bookkeeping.
+    """
+
+    _ahead, _at = b"", 0  # what was read from the socket, and how far it was taken
+
+    @property
+    def unread(self) -> bool:
+        """Whether there is something to read that no event will tell of."""
+        sock = self.socket()
+        return self._at < len(self._ahead) or (isinstance(sock, ssl.SSLSocket) and sock.pending() > 0)
+
+    def read(self, most: int, on_message: Callable[[str, int | None, bytes], None]) -> None:
+        """Call back with (topic, alias, payload) of each message at QoS 0, and let paho call back for all else, in the
+        order in which they come. Returns after so many packets, or when what is left has not come yet.
+        """
+        for _ in range(most):
+            packet = read_publish(self._ahead, self._at) if self._in_packet["command"] == 0 else None
+            if packet is None:
+                self.loop_read()
+                if not self.unread:
+                    return
+            else:
+                topic, alias, payload, self._at = packet
+                on_message(topic, alias, payload)
+
+    def write(self, packets: bytes) -> None:
+        """Send whole packets at QoS 0 as one, or what the socket takes of them; the rest follows in `loop_write`."""
+        self._packet_queue(PUBLISH, packets, 0, 1, None)  # "at QoS 1" paho keeps no account of their way out
+
+    def _sock_recv(self, bufsize: int) -> bytes:
+        if self._at == len(self._ahead):
+            self._ahead, self._at = super()._sock_recv(max(bufsize, READ_BYTES)), 0
+        data = self._ahead[self._at : self._at + bufsize]
+        self._at += len(data)
+        return data
+
+
+def new_client(config: BrokerConfig, client_id: str, will: Will | None, tls: ssl.SSLContext | None) -> Client:
     """A client whose `reconnect()` makes one connection with a clean start.
 
     Each connection has its own, so that nothing of a lost one can leak into the next.
     """
-    client = paho.Client(CallbackAPIVersion.VERSION2, client_id=client_id, protocol=paho.MQTTv5)
+    client = Client(CallbackAPIVersion.VERSION2, client_id=client_id, protocol=paho.MQTTv5)
     client.connect_timeout = config.connect_timeout_s
     client.max_inflight_messages_set(0)  # the link's window counts instead: paho does not obey the Receive Maximum
     if config.username is not None:
@@ -66,34 +107,6 @@ def new_client(config: BrokerConfig, client_id: str, will: Will | None, tls: ssl
         limits.TopicAliasMaximum = config.topic_aliases
     client.connect_async(config.host, config.port, config.keepalive_s, clean_start=True, properties=limits)
     return client
-
-
-class PackedProperties(Properties):
-    """Properties as bytes: paho packs them anew for every message, which takes as long as sending it."""
-
-    _packed: bytes
-
-    def __init__(self, properties: Properties) -> None:
-        object.__setattr__(self, "_packed", properties.pack())  # past paho, which allows no names but its own
-
-    def pack(self) -> bytes:
-        return self._packed
-
-    def __str__(self) -> str:
-        return self.pack().hex()
-
-
-@lru_cache(maxsize=4096)
-def publish_properties(expiry_s: int | None, alias: int | None = None) -> Properties | None:
-    """What a PUBLISH says beside its payload: seconds that the broker may keep it, and its topic's alias."""
-    if expiry_s is None and alias is None:
-        return None
-    properties = Properties(PacketTypes.PUBLISH)
-    if expiry_s is not None:
-        properties.MessageExpiryInterval = expiry_s
-    if alias is not None:
-        properties.TopicAlias = alias
-    return PackedProperties(properties)
 
 
 def password(config: BrokerConfig) -> str | None:

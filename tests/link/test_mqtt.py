@@ -430,6 +430,41 @@ def test_publish_never_blocks_and_memory_is_bounded_in_a_freeze(broker: Broker, 
         assert counters.dropped > 500
 
 
+def test_many_at_once_arrive_as_one_by_one(broker: Broker, end: Make) -> None:
+    """In their order, with what is published alone before and after, whole and without a gap."""
+    reader = end(broker.port, "reader", subscriptions=[("many/#", 0)])
+    writer = end(broker.port, "writer")
+    burst = [(f"many/{number % 7}", number.to_bytes(4, "big") + bytes(number)) for number in range(1, 300)]
+    writer.link.publish("many/alone", b"first")
+    assert writer.link.publish_all(burst) == 0
+    writer.link.publish("many/alone", b"last")
+    until(lambda: len(reader.messages) == 301)
+    assert reader.messages == [("many/alone", b"first"), *burst, ("many/alone", b"last")]
+    assert writer.link.counters().sent == 301
+
+
+def test_many_at_once_are_held_to_the_same_limits(broker: Broker, end: Make) -> None:
+    writer = end(broker.port, "writer", config={"max_packet_bytes": 1024})
+    assert writer.link.publish_all([("few", b"x"), ("few", bytes(2000)), ("few", b"y")]) == 1
+    assert writer.link.counters().refused == 1
+    with pytest.raises(WireError, match="few"):
+        writer.link.publish_all([("fine", b"x"), ("few/#", b"y")])
+    assert writer.link.counters().sent == 2
+    writer.link.close()
+    assert writer.link.publish_all([("few", b"x")]) == 1
+
+
+def test_messages_of_both_qos_arrive_in_the_order_of_their_sending(broker: Broker, end: Make) -> None:
+    reader = end(broker.port, "reader", subscriptions=[("both", 1)])
+    writer = end(broker.port, "writer")
+    for number in range(60):
+        writer.link.publish("both", bytes((number,)), qos=number % 3 == 0)
+    until(lambda: len(reader.messages) == 60)
+    for qos in (True, False):
+        numbers = [payload[0] for payload in reader.payloads() if (payload[0] % 3 == 0) is qos]
+        assert numbers == sorted(numbers)
+
+
 def test_what_is_fresh_passes_first_after_a_freeze(broker: Broker, end: Make) -> None:
     """Drafts of before the freeze have expired or made room for newer ones."""
     with WanThread(("127.0.0.1", broker.port)) as wan:
