@@ -1,116 +1,128 @@
-"""`outrider-cloud`: serve a target, or look at the verifiers of a broker."""
+"""`outrider-cloud`: serve a target, look at the verifiers of a broker, or at what their tenants are billed for."""
 
 from __future__ import annotations
 
-import logging
-import secrets
 import signal
 import sys
-import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
+import msgspec
 from rich.console import Console
-from rich.table import Table
 
 from cloud.config import CloudConfig
+from cloud.logs import configure
 from link.command import CommandGroup
 from link.config import BrokerConfig, load
-from link.mqtt import MqttLink
-from protocol import topics
-from protocol.errors import WireError
-from protocol.messages import VerifierState, decode
-
-log = logging.getLogger(__name__)
+from protocol.errors import ConfigError
 
 SWITCH_S = 0.0005  # a message that arrives beside a busy thread would wait ten times as long by default
-
-RETAINED_S = 1.0
 
 
 @click.group(cls=CommandGroup, command="outrider-cloud")
 @click.option("-v", "--verbose", is_flag=True, help="Log every detail.")
-def main(verbose: bool) -> None:
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.pass_context
+def main(context: click.Context, verbose: bool, log_format: str) -> None:
     """The verifier: certifies the drafts of a fleet with one large model."""
     sys.setswitchinterval(SWITCH_S)
-    logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.INFO,
-        format="%(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    context.obj = partial(configure, log_format, verbose)
+    context.obj()
 
 
 @main.command()
 @click.option("--config", "config_path", type=click.Path(path_type=Path), required=True, help="A TOML file.")
-def serve(config_path: Path) -> None:
+@click.option("--replicas", type=click.IntRange(min=1), help="How many verifiers; `least` of [replicas] if absent.")
+@click.option("--ray", "with_ray", is_flag=True, help="A fleet of replicas under Ray: docs/cluster.md.")
+@click.option("--address", help="Of a Ray cluster that runs; without it one is started on this machine.")
+@click.pass_obj
+def serve(
+    configure_logs: Callable[[], None], config_path: Path, replicas: int | None, with_ray: bool, address: str | None
+) -> None:
     """Serve one target until SIGTERM or SIGINT."""
+    if with_ray:
+        from cloud import cluster
+
+        read = partial(read_for_replicas, config_path, replicas)
+        cluster.serve(read(), address=address, reload=read, configure_logs=configure_logs)
+        return
+    if replicas is not None or address is not None:
+        raise ConfigError(
+            "--replicas and --address are of a fleet under Ray",
+            where="command line",
+            remedy="Add --ray, or start this command once for each replica: they share the broker's sessions",
+        )
     from cloud.serving import make_engine, make_gateway  # `status` has no need of it
+    from cloud.watch import Watch
 
     config = load(config_path, CloudConfig)
-    gateway = make_gateway(config, make_engine(config))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: gateway.stop())
-    gateway.run()
+    with Watch(config) as watch:
+        gateway = make_gateway(config, make_engine(config), watch=watch)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: gateway.stop())
+        gateway.run()
+
+
+def read_for_replicas(path: Path, replicas: int | None) -> CloudConfig:
+    """The configuration at `path`, for so many replicas at least. Raises ConfigError."""
+    config = load(path, CloudConfig)
+    if replicas is None:
+        return config
+    most = max(replicas, config.replicas.most or 0)
+    asked = msgspec.structs.replace(config.replicas, least=replicas, most=most)
+    return msgspec.structs.replace(config, replicas=asked)
 
 
 @main.command()
 @click.option(
-    "--config", "config_path", type=click.Path(path_type=Path), help="A verifier's TOML file, for its broker."
+    "--config", "config_path", type=click.Path(path_type=Path), help="A verifier's TOML file, for its broker and port."
 )
 @click.option("--broker", default="127.0.0.1:1883", help="HOST:PORT, where there is no file.")
+@click.option("--http", "urls", multiple=True, help="A verifier's endpoint, for live figures; may be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-def status(config_path: Path | None, broker: str, as_json: bool) -> None:
-    """Show the verifiers that a broker knows."""
+def status(config_path: Path | None, broker: str, urls: tuple[str, ...], as_json: bool) -> None:
+    """Show the verifiers that a broker knows, and what they are doing."""
+    from cloud.status import as_dicts, read_live, read_states, table
+
     if config_path:
-        config = load(config_path, CloudConfig).broker
+        config = load(config_path, CloudConfig)
+        at = config.broker
+        if config.http.port and not urls:
+            urls = (f"http://{config.http.host}:{config.http.port}",)
     else:
         host, _, port = broker.rpartition(":")
-        config = BrokerConfig(host=host or "127.0.0.1", port=int(port))
-    states = read_states(config)
+        at = BrokerConfig(host=host or "127.0.0.1", port=int(port))
+    states, live = read_states(at), read_live(urls)
     if as_json:
-        import msgspec
-
-        for state in states:
-            click.echo(msgspec.json.encode(_as_dict(state)))
+        for line in as_dicts(states, live):
+            click.echo(msgspec.json.encode(line))
         return
-    table = Table("verifier", "status", "target", "numerics", "sessions", "step ms")
-    for state in states:
-        table.add_row(
-            state.verifier,
-            state.status,
-            state.target,
-            state.numerics,
-            str(state.sessions),
-            f"{state.step_us / 1000:.1f}",
-        )
-    Console().print(table if states else f"No verifier has announced itself at {config.address}.")
+    Console().print(table(states, live) if states or live else f"No verifier has announced itself at {at.address}.")
 
 
-def read_states(broker: BrokerConfig) -> list[VerifierState]:
-    """The retained states of all verifiers at a broker. Raises LinkError when it cannot be reached."""
-    states: dict[str, VerifierState] = {}
+@main.command()
+@click.option(
+    "--config", "config_path", type=click.Path(path_type=Path), help="A TOML file with `[metering] directory`."
+)
+@click.option("--dir", "directories", type=click.Path(path_type=Path), multiple=True, help="The same; may be repeated.")
+@click.option("--day", default="", help="UTC, as 2026-11-29, or a month as 2026-11; everything where absent.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def usage(config_path: Path | None, directories: tuple[Path, ...], day: str, as_json: bool) -> None:
+    """Show what tenants and devices are billed for: docs/metering.md."""
+    from cloud.records import Records
+    from cloud.usage_report import check_day, report, table
 
-    def on_message(topic: str, payload: bytes) -> None:
-        try:
-            message = decode(payload)
-        except WireError:
-            return
-        if isinstance(message, VerifierState):
-            states[topic] = message
-
-    link = MqttLink(
-        broker,
-        f"outrider-status-{secrets.token_hex(4)}",
-        on_message=on_message,
-        subscriptions=[(topics.verifier_state_topic("+"), 0)],
-    ).start()
-    try:
-        link.wait_up(broker.connect_timeout_s)
-        time.sleep(RETAINED_S)
-    finally:
-        link.close()
-    return sorted(states.values(), key=lambda state: (state.target, state.verifier))
-
-
-def _as_dict(state: VerifierState) -> dict[str, object]:
-    return {field: getattr(state, field) for field in state.__struct_fields__}
+    configured = load(config_path, CloudConfig).metering.directory if config_path else None
+    if configured is not None:
+        directories = (*directories, configured)
+    if not directories:
+        raise ConfigError("no directory", where="usage", remedy="Name it by --dir, or a file that does by --config.")
+    records = Records.read(directories, until=check_day(day))
+    if as_json:
+        click.echo(msgspec.json.encode(report(records, day)))
+        return
+    Console().print(table(records, day))
+    if records.unreadable:
+        click.echo(f"{records.unreadable} lines were torn and are not counted: docs/metering.md", err=True)

@@ -5,12 +5,14 @@ A text is billed for how far it was ever committed, once, whoever drew it: its b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from rich.table import Table
 
 from cloud.records import Line, Records
+from protocol.errors import ConfigError
 from protocol.topics import tenant_of
 
 
@@ -40,6 +42,13 @@ class Account:
     def add(self, other: Account) -> None:
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+def check_day(day: str) -> str:
+    """Raises ConfigError for what is not a day, a month or a year, or empty."""
+    if day and not re.fullmatch(r"\d{4}(-\d\d(-\d\d)?)?", day):
+        raise ConfigError(f"{day!r} is not a day", where="--day", remedy="Write 2026-11-29, or a month as 2026-11.")
+    return day
 
 
 def bill(lines: Iterable[Line], day: str = "") -> dict[tuple[str, str], Account]:

@@ -1,0 +1,182 @@
+"""`outrider-cloud status`: what the broker knows of its verifiers, and what these say of themselves."""
+
+from __future__ import annotations
+
+import secrets
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+
+from link.config import BrokerConfig
+from link.mqtt import MqttLink
+from protocol import topics
+from protocol.errors import LinkError, WireError
+from protocol.messages import VerifierState, decode
+
+RETAINED_S = 1.0
+WATCH_S = 2.0
+ANSWER_S = 5.0
+
+Figures = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A verifier's figures over a moment. tokens_per_s: committed; occupancy: sessions a step; acceptance: of the draft
+    rows, those that were right; kv_used: share of the budget that open sessions hold; queue_ms: how long root rows had
+    been due, step_ms: a step, mean. None where nothing happened that would show it.
+    """
+
+    tokens_per_s: float
+    sessions: int
+    occupancy: float | None
+    acceptance: float | None
+    step_ms: float | None
+    queue_ms: float | None
+    knee_rows: int
+    kv_used: float
+    evictions: int
+    errors: int
+
+
+def read_states(broker: BrokerConfig) -> list[VerifierState]:
+    """The retained states of all verifiers at a broker. Raises LinkError when it cannot be reached."""
+    states: dict[str, VerifierState] = {}
+
+    def on_message(topic: str, payload: bytes) -> None:
+        try:
+            message = decode(payload)
+        except WireError:
+            return
+        if isinstance(message, VerifierState):
+            states[topic] = message
+
+    link = MqttLink(
+        broker,
+        f"outrider-status-{secrets.token_hex(4)}",
+        on_message=on_message,
+        subscriptions=[(topics.verifier_state_topic("+"), 0)],
+    ).start()
+    try:
+        link.wait_up(broker.connect_timeout_s)
+        time.sleep(RETAINED_S)
+    finally:
+        link.close()
+    return sorted(states.values(), key=lambda state: (state.target, state.verifier))
+
+
+def read_live(urls: Sequence[str], sleep: Callable[[float], None] = time.sleep) -> dict[str, Live]:
+    """Figures by verifier, from the endpoints at `urls`, e.g. "http://10.0.0.7:9178". Raises LinkError."""
+    before = [scrape(url) for url in urls]
+    started = time.monotonic()
+    sleep(WATCH_S)
+    after = [scrape(url) for url in urls]
+    seconds = time.monotonic() - started
+    return {
+        name_of(figures, url): live(first, figures, seconds)
+        for url, first, figures in zip(urls, before, after, strict=True)
+    }
+
+
+def scrape(url: str) -> Figures:
+    """What `/metrics` says. Raises LinkError."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    try:
+        with urllib.request.urlopen(url.rstrip("/") + "/metrics", timeout=ANSWER_S) as answer:
+            text = answer.read().decode()
+        families = list(text_string_to_metric_families(text))
+    except (OSError, ValueError) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        remedy = "Name a verifier's `[http] host` and `port`, e.g. http://127.0.0.1:9178."
+        raise LinkError(f"no metrics: {reason}", where=url, remedy=remedy) from None
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def name_of(figures: Figures, url: str) -> str:
+    """The verifier's name; `url` while it has none, since its engine is being loaded."""
+    return next((dict(labels)["verifier"] for name, labels in figures if name == "outrider_verifier_info"), url)
+
+
+def live(before: Figures, after: Figures, seconds: float) -> Live:
+    """What happened between two looks, `seconds` apart."""
+
+    def total(figures: Figures, name: str, **labels: str) -> float:
+        wanted = labels.items()
+        return sum(value for (of, given), value in figures.items() if of == name and wanted <= dict(given).items())
+
+    def now(name: str, **labels: str) -> float:
+        return total(after, name, **labels)
+
+    def rise(name: str, **labels: str) -> float:
+        return now(name, **labels) - total(before, name, **labels)
+
+    def ratio(over: float, under: float, scale: float = 1.0) -> float | None:
+        return scale * over / under if under else None
+
+    blocks = now("outrider_kv_blocks")
+    return Live(
+        tokens_per_s=rise("outrider_committed_tokens_total") / seconds,
+        sessions=int(now("outrider_sessions")),
+        occupancy=ratio(rise("outrider_step_sessions_sum"), rise("outrider_step_sessions_count")),
+        acceptance=ratio(rise("outrider_accepted_tokens_total"), rise("outrider_rows_total", kind="draft")),
+        step_ms=ratio(rise("outrider_step_seconds_sum"), rise("outrider_step_seconds_count"), 1000),
+        queue_ms=ratio(rise("outrider_queue_seconds_sum"), rise("outrider_queue_seconds_count"), 1000),
+        knee_rows=int(now("outrider_knee_rows")),
+        kv_used=now("outrider_kv_blocks", state="used") / blocks if blocks else 0.0,
+        evictions=int(now("outrider_evictions_total")),
+        errors=int(now("outrider_errors_total")),
+    )
+
+
+def as_dicts(states: Sequence[VerifierState], found: dict[str, Live]) -> list[dict[str, Any]]:
+    """What `--json` prints, a line each: what the broker knows, and under `live` what was measured, if it was."""
+    known = {state.verifier: {name: getattr(state, name) for name in state.__struct_fields__} for state in states}
+    for name, figures in found.items():
+        known.setdefault(name, {"verifier": name, "status": "unknown to the broker"})["live"] = asdict(figures)
+    return list(known.values())
+
+
+def table(states: Sequence[VerifierState], found: dict[str, Live]) -> Table:
+    made = Table("verifier", "status", "target", "numerics")
+    columns = ["sessions", "step ms"]
+    if found:
+        columns += [
+            "tokens/s",
+            "sessions a step",
+            "acceptance",
+            "queue ms",
+            "knee rows",
+            "KV used",
+            "evictions",
+            "errors",
+        ]
+    for name in columns:
+        made.add_column(name, justify="right")
+    known = {state.verifier: state for state in states}
+    for name in [*known, *(found.keys() - known.keys())]:
+        state, figures = known.get(name), found.get(name)
+        cells = [name, state.status, state.target, state.numerics] if state else [name, "unknown to the broker", "", ""]
+        if figures:
+            cells += [
+                *(str(figures.sessions), _number(figures.step_ms, 1), _number(figures.tokens_per_s, 1)),
+                *(_number(figures.occupancy, 1), _number(figures.acceptance, 2), _number(figures.queue_ms, 1)),
+                *(str(figures.knee_rows), f"{figures.kv_used:.0%}", str(figures.evictions), str(figures.errors)),
+            ]
+        elif state:
+            cells += [str(state.sessions), f"{state.step_us / 1000:.1f}"]
+        made.add_row(*cells)
+    return made
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
