@@ -224,19 +224,25 @@ def test_bad_work_fails_alone(engine) -> None:
 
 
 @SAMPLINGS
-def test_logits_that_are_not_numbers_fail_their_session_alone(engine, plain, sampling) -> None:
-    [text] = prompts(30, seed=8)
-    [expected] = plain.decode([text], sampling, 4)
+def test_logits_that_are_not_numbers_fail_their_session_alone(small_engine, plain, sampling) -> None:
+    engine = small_engine
+    text, long = prompts(30, 330, seed=8)
+    expected, follower = plain.decode([text, long], sampling, 4)
     engine.open(0, text, sampling, 40)
     engine.open(1, [*text[:7], POISON], sampling, 40)
     outcome = engine.step(Plan([Work(1, 8), Work(0, 30)]))
     assert list(outcome.failed) == [1] and outcome.accepted == {0: expected.ids[:1]}
     assert engine.pending(1) == 8
-    outcome = engine.step(Plan([Work(1, 8), Work(0, 1, [POISON], [-1])]))
-    assert list(outcome.failed) == [1] and outcome.accepted == {0: expected.ids[1:2]}
-    assert engine.step(Plan([Work(0, 1)])).accepted == {0: expected.ids[2:3]}
+    outcome = engine.step(Plan([Work(0, 1, [POISON], [-1])]))
+    assert list(outcome.failed) == [0] and engine.pending(0) == 31
+    assert engine.step(Plan([Work(0, 31)])).accepted == {0: expected.ids[1:2]}
     engine.close(0)
     engine.close(1)
+    engine.open(2, long, sampling, 340)  # it takes the blocks that they leave
+    engine.step(Plan([Work(2, 200)]))
+    for id in follower.ids:
+        assert engine.step(Plan([Work(2, engine.pending(2))])).accepted == {2: [id]}
+    engine.close(2)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +262,7 @@ def test_a_text_fills_the_context_and_no_more(engine) -> None:
     while grown < CONTEXT:
         outcome = engine.step(Plan([Work(0, engine.pending(0), *(chain([1, 2, 3, 4]) if grown > len(text) else ()))]))
         assert not outcome.failed
-        grown += len(outcome.accepted[0])
+        grown += len(outcome.accepted.get(0, ()))
     assert grown == CONTEXT
     assert "384" in engine.step(Plan([Work(0, 1)])).failed[0]
     engine.close(0)

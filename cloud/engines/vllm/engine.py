@@ -39,7 +39,8 @@ class VllmEngine:
         self._kv = core.scheduler.kv_cache_manager
         self._block_sizes = [group.kv_cache_spec.block_size for group in core.scheduler.kv_cache_config.kv_cache_groups]
         self.num_blocks: int = self._kv.block_pool.num_gpu_blocks - 1  # one is vLLM's own
-        self.sampler = CoupledSampler(core.model_executor.driver_worker.worker.model_runner, info.vocab_size)
+        self._runner = core.model_executor.driver_worker.worker.model_runner
+        self.sampler = CoupledSampler(self._runner, info.vocab_size)
         self._sessions: dict[int, Request] = {}
         self._ran: dict[int, int] = {}  # key -> number of the step that it last ran in
         self._steps = 0
@@ -51,8 +52,12 @@ class VllmEngine:
     def blocks(self, key: int, length: int = 0) -> int:
         if length:
             return self._blocks_for(length)
-        held = self._kv.get_blocks(self._sessions[key].request_id).blocks
-        return sum(block.ref_cnt == 1 and not block.is_null for group in held for block in group)
+        return len(self._own_blocks(self._sessions[key]))
+
+    def _own_blocks(self, request: Request) -> list[int]:
+        """Ids of the blocks that no other session shares."""
+        held = self._kv.get_blocks(request.request_id).blocks
+        return [block.block_id for group in held for block in group if block.ref_cnt == 1 and not block.is_null]
 
     def _blocks_for(self, length: int) -> int:
         return sum(-(-(length + self.max_draft) // size) for size in self._block_sizes)
@@ -133,10 +138,15 @@ class VllmEngine:
                 continue
             self._ran[key] = self._steps
             if key not in outcome.accepted and pending(part.request) <= 0:
-                outcome.failed[key] = (
-                    "no token can be drawn: its logits hold no number, or nothing above minus infinity"
-                )
-                self._scheduler.preempt(part.request)
+                outcome.failed[key] = UNDRAWABLE
+                self._clear(part.request)
+
+    def _clear(self, request: Request) -> None:
+        """Evict a request and wipe what it leaves: a NaN among the masked keys still spoils a row."""
+        blocks = self._own_blocks(request)
+        self._kv.evict_blocks(set(blocks))
+        self._runner._zero_block_ids(blocks)
+        self._scheduler.preempt(request)
 
     def _make_room(self, planned: Sequence[int], outcome: Outcome) -> None:
         """Give up the blocks of sessions outside the plan, the longest idle first, where the plan's do not suffice."""

@@ -26,9 +26,11 @@ MOST_DRAFT = 128  # vLLM's own limit of draft rows of a request
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What vLLM is told, by its own names. kv_cache_memory_bytes: where it is 0, gpu_memory_utilization decides, the
-    share of the device's memory that vLLM takes for everything; max_num_seqs, max_num_batched_tokens: sessions and rows of one
-    step; block_size: tokens of a KV block; max_model_len: tokens of the longest text, 0 for the target's context.
+    """What vLLM is told, by its own names.
+
+    kv_cache_memory_bytes: where it is 0, gpu_memory_utilization decides, the share of the device's memory that vLLM
+    takes for everything; max_num_seqs, max_num_batched_tokens: sessions and rows of one step; block_size: tokens of a
+    KV block; max_model_len: tokens of the longest text, 0 for the target's context.
     """
 
     kv_cache_memory_bytes: int = 2 << 30
