@@ -8,10 +8,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cloud.engines.base import Outcome, Plan
-from cloud.verifier import Verifier
+from cloud.verifier import Send, Verifier
 from link.client import Will
 from link.config import BrokerConfig
 from link.mqtt import MqttLink
@@ -24,10 +24,14 @@ STATE_EXPIRY_S = 120
 MOST_WAITING = 10_000
 LOOK_S = 1.0
 TELL_S = 60.0
+LATE_S = 0.2
 
 
 class Gateway:
-    """Runs one `Verifier` until `stop`. At most MOST_WAITING messages wait for the loop; the oldest give way."""
+    """Runs one `Verifier` until `stop`. At most MOST_WAITING messages wait for the loop; the oldest give way.
+
+    turned_at: when the loop last turned, by the clock; 0 before the first time.
+    """
 
     def __init__(
         self, verifier: Verifier, broker: BrokerConfig, *, clock: Callable[[], float] = time.monotonic
@@ -36,7 +40,8 @@ class Gateway:
         self._inbox: deque[tuple[str, bytes, float]] = deque(maxlen=MOST_WAITING)
         self._something = threading.Event()
         self._stopping = False
-        self._tell_at = 0.0
+        self.turned_at = 0.0
+        self._tell_at = self._flush_at = 0.0
         self._state_topic = topics.verifier_state_topic(verifier.id)
         self._share = topics.shared_open_filter(verifier.engine.info.id)
         self.link = MqttLink(
@@ -67,14 +72,21 @@ class Gateway:
         self._stopping = True
         self._something.set()
 
+    def leave_share(self) -> None:
+        """Get no more new sessions; those that are open go on. May be called on any thread."""
+        self.link.unsubscribe(self._share)
+
     def _turn(self) -> None:
         verifier = self.verifier
-        now = self._clock()
+        while self._inbox:
+            verifier.receive(*self._inbox.popleft())
+        now = self.turned_at = self._clock()  # not before what was received came
         if now >= self._tell_at:
             self._tell_state("up")
             self._tell_at = now + TELL_S
-        while self._inbox:
-            verifier.receive(*self._inbox.popleft())
+        if now >= self._flush_at:
+            verifier.flush(now)
+            self._flush_at = now + LOOK_S
         verifier.tick(now)
         plan = verifier.plan(now)
         self._publish()
@@ -93,8 +105,17 @@ class Gateway:
             return Outcome(failed={work.key: "the engine failed in this step" for work in plan.work})
 
     def _publish(self) -> None:
-        for send in self.verifier.take():
-            self.link.publish(send.topic, encode(send.message))
+        if sends := self.verifier.take():
+            self._send(sends)
+
+    def _send(self, sends: Sequence[Send]) -> None:
+        messages = []
+        for send in sends:
+            payload = encode(send.message)
+            if send.usage is not None:
+                send.usage.bytes_out += len(payload)
+            messages.append((send.topic, payload))
+        self.link.publish_all(messages)
 
     def _tell_state(self, status: str) -> None:
         self.link.retain(self._state_topic, encode(self.verifier.state(status)), STATE_EXPIRY_S)
@@ -105,12 +126,25 @@ class Gateway:
             "%d steps of %d rows committed %d tokens, %d of them guessed; %d guesses were grafted, %d came too late",
             *(tally.steps, tally.rows, tally.committed, tally.guessed, tally.grafted, tally.stale),
         )
-        self.link.unsubscribe(self._share)
+        self.leave_share()
         self.verifier.drain()
         self._publish()
+        self._turn_away()
+        self.verifier.flush(self._clock())
+        self.verifier.close()
         self.link.retain(self._state_topic, encode(self.verifier.state("gone")), 60)
         self.link.publish(self._state_topic, encode(self.verifier.state("gone")), qos=1, retain=True, expiry_s=60)
         self.link.close()
+
+    def _turn_away(self) -> None:
+        """Answer the opens that were on their way, or their devices would wait for us in vain."""
+        until = self._clock() + LATE_S
+        while (left := until - self._clock()) > 0:
+            self._something.clear()
+            while self._inbox:
+                self.verifier.receive(*self._inbox.popleft())
+            self._publish()
+            self._something.wait(left)
 
     def _on_message(self, topic: str, payload: bytes) -> None:
         self._inbox.append((topic, payload, self._clock()))
