@@ -77,7 +77,7 @@ def read_for_replicas(path: Path, replicas: int | None) -> CloudConfig:
 
 @main.command()
 @click.option(
-    "--config", "config_path", type=click.Path(path_type=Path), help="A verifier's TOML file, for its broker and port."
+    "--config", "config_path", type=click.Path(path_type=Path), help="A verifier's TOML file, for its broker."
 )
 @click.option("--broker", default="127.0.0.1:1883", help="HOST:PORT, where there is no file.")
 @click.option("--http", "urls", multiple=True, help="A verifier's endpoint, for live figures; may be repeated.")
@@ -87,19 +87,19 @@ def status(config_path: Path | None, broker: str, urls: tuple[str, ...], as_json
     from cloud.status import as_dicts, read_live, read_states, table
 
     if config_path:
-        config = load(config_path, CloudConfig)
-        at = config.broker
-        if config.http.port and not urls:
-            urls = (f"http://{config.http.host}:{config.http.port}",)
+        at = load(config_path, CloudConfig).broker
     else:
         host, _, port = broker.rpartition(":")
         at = BrokerConfig(host=host or "127.0.0.1", port=int(port))
-    states, live = read_states(at), read_live(urls)
+    states = read_states(at)
+    live, failed = read_live(urls)
     if as_json:
         for line in as_dicts(states, live):
             click.echo(msgspec.json.encode(line))
-        return
-    Console().print(table(states, live) if states or live else f"No verifier has announced itself at {at.address}.")
+    else:
+        Console().print(table(states, live) if states or live else f"No verifier has announced itself at {at.address}.")
+    if failed:
+        raise failed[0]
 
 
 @main.command()

@@ -34,6 +34,7 @@ KNEE = 2.0
 USAGE = tuple(field.name for field in fields(Usage))
 CODES = tuple(code for name, code in vars(ErrorCode).items() if name.isupper() and isinstance(code, str))
 ROW_KINDS = ("root", "draft", "prefill", "rebuilt")
+BLOCK_STATES = ("used", "retained", "empty")
 EVENTS = ("sent", "received", "acknowledged", "dropped", "expired", "refused")
 
 
@@ -97,8 +98,11 @@ class Metrics(Observer):
             self._charge(tenant, Sums())
             self._opened.labels(tenant)
             self._evictions.labels(tenant)
+            self._sessions.labels(tenant)
             for code in CODES:
                 self._errors.labels(tenant, code)
+        for state in BLOCK_STATES:
+            self._blocks.labels(state)
         registry.register(LinkCollector(self))
         ProcessCollector(registry=registry)
 
@@ -181,9 +185,9 @@ class Metrics(Observer):
         verifier, engine = gateway.verifier, gateway.verifier.engine
         self._knee.set(knee(verifier.cost, verifier.scheduler.rows))
         retained = getattr(engine, "retained_blocks", 0)
-        self._blocks.labels("used").set(engine.num_blocks - engine.free_blocks)
-        self._blocks.labels("retained").set(retained)
-        self._blocks.labels("empty").set(engine.free_blocks - retained)
+        blocks = (engine.num_blocks - engine.free_blocks, retained, engine.free_blocks - retained)
+        for state, number in zip(BLOCK_STATES, blocks, strict=True):
+            self._blocks.labels(state).set(number)
         self._draining.set(verifier.draining)
         self._raise_to(self._grafted, "grafted", verifier.tally.grafted)
         self._raise_to(self._stale, "stale", verifier.tally.stale)

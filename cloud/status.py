@@ -70,17 +70,29 @@ def read_states(broker: BrokerConfig) -> list[VerifierState]:
     return sorted(states.values(), key=lambda state: (state.target, state.verifier))
 
 
-def read_live(urls: Sequence[str], sleep: Callable[[float], None] = time.sleep) -> dict[str, Live]:
-    """Figures by verifier, from the endpoints at `urls`, e.g. "http://10.0.0.7:9178". Raises LinkError."""
-    before = [scrape(url) for url in urls]
+def read_live(
+    urls: Sequence[str], sleep: Callable[[float], None] = time.sleep
+) -> tuple[dict[str, Live], list[LinkError]]:
+    """Figures by verifier, from the endpoints at `urls`, e.g. "http://10.0.0.7:9178", and why some gave none."""
+    before: dict[str, Figures] = {}
+    found: dict[str, Live] = {}
+    failed: list[LinkError] = []
     started = time.monotonic()
-    sleep(WATCH_S)
-    after = [scrape(url) for url in urls]
-    seconds = time.monotonic() - started
-    return {
-        name_of(figures, url): live(first, figures, seconds)
-        for url, first, figures in zip(urls, before, after, strict=True)
-    }
+    for url in urls:
+        try:
+            before[url] = scrape(url)
+        except LinkError as error:
+            failed.append(error)
+    if before:
+        sleep(WATCH_S)
+    for url, first in before.items():
+        try:
+            after = scrape(url)
+        except LinkError as error:
+            failed.append(error)
+        else:
+            found[name_of(after, url)] = live(first, after, time.monotonic() - started)
+    return found, failed
 
 
 def scrape(url: str) -> Figures:
