@@ -12,8 +12,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from cloud.engines.kv import KvShape, Slab
 from cloud.engines.numerics import DTYPES, Numerics
-from cloud.engines.ragged import ATTENTION, AttentionShape, Slab, Span, lay_out
+from cloud.engines.ragged import ATTENTION, AttentionShape, Span, lay_out
 from cloud.engines.rows import PackedLinear, TiledActivation, TiledLinear, find_spans, replace_modules
 from protocol.errors import ModelError, NumericsError
 
@@ -29,12 +30,12 @@ class Forward:
         self.where = where
         config = model.config.get_text_config()
         heads = config.num_attention_heads
-        self.num_layers: int = config.num_hidden_layers
-        self.key_heads: int = getattr(config, "num_key_value_heads", None) or heads
-        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // heads
+        key_heads = getattr(config, "num_key_value_heads", None) or heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         self.num_logits: int = config.vocab_size
         self.dtype: torch.dtype = model.dtype
-        groups = heads // self.key_heads
+        self.kv_shape = KvShape(config.num_hidden_layers, key_heads, head_dim, self.dtype)
+        groups = heads // key_heads
         if numerics.exact:
             self.shape = AttentionShape(groups, numerics.query_tile, numerics.key_multiple)
         else:
@@ -54,19 +55,13 @@ class Forward:
                 layout=layout,
             ).logits[0]
 
-    def slots(self, length: int, max_draft: int) -> tuple[int, int]:
-        """Slots for a text of `length` tokens with a draft behind it, and spare ones for a tree."""
-        spare = max_draft if self.shape.exact else 0
-        return -(-(length + max_draft) // self.shape.key_multiple) * self.shape.key_multiple, spare
-
-    @property
-    def row_bytes(self) -> int:
-        """Of the keys and values of one token in all layers."""
-        return 2 * self.num_layers * self.key_heads * self.head_dim * self.dtype.itemsize
+    def draft_slots(self, rows: int) -> int:
+        """Slots that a draft of so many rows may write; see `Span.spare`."""
+        return 2 * rows if self.shape.exact else rows
 
     def new_slab(self, length: int, max_draft: int) -> Slab:
-        slots, spare = self.slots(length, max_draft)
-        return Slab(self.num_layers, self.key_heads, length + max_draft, slots, spare, self.head_dim, self.dtype)
+        """For a text of `length` tokens with a draft behind it, whose padded keys are read."""
+        return Slab(self.kv_shape, length + self.draft_slots(max_draft) + self.shape.key_multiple - 1)
 
     def check(self, vocab_size: int) -> str:
         """Run a fixed probe through the model; returns a digest of its logits.
@@ -117,10 +112,14 @@ class Forward:
                 )
         return hashlib.sha256(alone.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:8]
 
+    def end_slot(self, span: Span) -> int:
+        """The slot behind the last one that the pass writes for a span."""
+        return span.past + span.chunk + (len(span.parents) if span.is_chain else self.draft_slots(len(span.parents)))
+
     def draft_slot(self, span: Span, i: int) -> int:
         """The slot in which draft row `i` of a span was left by the pass."""
         if self.shape.exact and not span.is_chain:
-            return span.slab.spare_start + i
+            return span.spare + i
         return span.past + span.chunk + i
 
 

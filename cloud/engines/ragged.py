@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
+from cloud.engines.kv import Slab
 from protocol.errors import ModelError
 
 ATTENTION = "outrider_ragged"
@@ -42,34 +43,12 @@ class AttentionShape:
         return self.query_tile > 0
 
 
-class Slab:
-    """Keys and values of one session, the key of the token at position p in slot p.
-
-    text_slots: slots that a text and a draft behind it may fill. From spare_start on lie spare slots, in which a
-    tree's rows wait until it is known which of them stay. Memory is touched only where rows were written.
-    """
-
-    def __init__(
-        self, layers: int, heads: int, text_slots: int, spare_start: int, spare: int, head_dim: int, dtype: torch.dtype
-    ) -> None:
-        self.text_slots, self.spare_start = text_slots, spare_start
-        self.kv = torch.zeros(layers, 2, heads, spare_start + spare, head_dim, dtype=dtype)
-
-    def move(self, sources: Sequence[int], to: int) -> None:
-        """Copy the rows in slots `sources` to consecutive slots from `to` on, in all layers."""
-        if list(sources) != list(range(to, to + len(sources))):
-            self.kv[:, :, :, to : to + len(sources)] = self.kv[:, :, :, list(sources)]
-
-    def clear(self, start: int) -> None:
-        """Zero every slot from `start` on: what lies there must be finite, since padded keys are read."""
-        self.kv[:, :, :, start:] = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Span:
     """One session's new rows in a step: a chunk of its text, then its draft.
 
     start: first row; past: slots already filled; chunk: rows of text; parents: of the draft, -1 is the last chunk row.
+    spare: slots behind the draft's, in which a tree's rows wait until it is known which of them stay.
     """
 
     slab: Slab
@@ -81,6 +60,10 @@ class Span:
     @property
     def rows(self) -> int:
         return self.chunk + len(self.parents)
+
+    @property
+    def spare(self) -> int:
+        return self.past + self.rows
 
     @property
     def is_chain(self) -> bool:
@@ -108,7 +91,7 @@ class Tile:
     """One attention call: some rows of one session against its first `keys` slots.
 
     writes: (rows, first slot) to put into the slab before the call; rows: the call's queries, in order;
-    mask: [1, 1, groups * queries, keys], added to the scores.
+    mask: [1, 1, queries * groups, keys], added to the scores; None where all queries see all keys.
     """
 
     slab: Slab
@@ -116,7 +99,7 @@ class Tile:
     rows: Rows
     queries: int
     keys: int
-    mask: torch.Tensor
+    mask: torch.Tensor | None
 
 
 @dataclass(slots=True)
@@ -156,12 +139,15 @@ def _fast_tiles(span: Span, shape: AttentionShape, dtype: torch.dtype) -> list[T
     tiles = []
     for a in range(0, span.rows, FAST_QUERIES):
         b = min(a + FAST_QUERIES, span.rows)
-        mask = torch.zeros(b - a, span.past + b, dtype=dtype)  # [queries, keys]
-        mask[:, span.past :].masked_fill_(~sees[a:b, :b], float("-inf"))
+        mask = None
+        if not bool(sees[a:b, :b].all()):
+            mask = torch.zeros(b - a, span.past + b, dtype=dtype)  # [queries, keys]
+            mask[:, span.past :].masked_fill_(~sees[a:b, :b], float("-inf"))
+            mask = _for_groups(mask, shape.groups)
         new: Write = (slice(span.start, span.start + span.rows), span.past, span.rows)
         writes = [new] if a == 0 else []
         rows = slice(span.start + a, span.start + b)
-        tiles.append(Tile(span.slab, writes, rows, b - a, span.past + b, _for_groups(mask, shape.groups)))
+        tiles.append(Tile(span.slab, writes, rows, b - a, span.past + b, mask))
     return tiles
 
 
@@ -177,7 +163,7 @@ def _exact_tiles(span: Span, shape: AttentionShape, dtype: torch.dtype) -> list[
         runs.append(([*range(first, first + span.rows)], [(slice(first, first + span.rows), start, span.rows)]))
     else:
         draft = first + span.chunk
-        spare = (slice(draft, first + span.rows), span.slab.spare_start, len(span.parents))
+        spare = (slice(draft, first + span.rows), span.spare, len(span.parents))
         runs.append(([*range(first, draft)], [(slice(first, draft), start, span.chunk), spare]))
         inner, seen = set(span.parents), set()
         for leaf in (i for i in range(len(span.parents)) if i not in inner):
@@ -203,7 +189,7 @@ def _exact_tiles(span: Span, shape: AttentionShape, dtype: torch.dtype) -> list[
 
 
 def _for_groups(mask: torch.Tensor, groups: int) -> torch.Tensor:
-    return mask.repeat(groups, 1)[None, None]
+    return mask.repeat_interleave(groups, 0)[None, None]
 
 
 def _indices(rows: Rows, count: int) -> list[int]:
@@ -232,26 +218,19 @@ def attend(
     for feature in ("sliding_window", "softcap", "s_aux"):
         if features.get(feature) is not None:
             raise ModelError(f"attention with {feature} is not supported", where=type(module).__name__)
-    heads, width = query.shape[1], query.shape[3]
-    key, value, layer = key[0], value[0], int(module.layer_idx)
+    layer, groups = int(module.layer_idx), layout.groups
+    new = torch.cat((key, value))  # [2, key heads, rows, head_dim]
     query = query[0] if layout.gather is None else query[0].index_select(1, layout.gather)
-    query = query.unflatten(0, (-1, layout.groups))  # [key heads, groups, queries, head_dim]
-    outs, at = [], 0
-    for tile in layout.tiles:
-        keys, values = tile.slab.kv[layer]  # [key heads, slots, head_dim]
+    query = query.unflatten(0, (-1, groups)).transpose(1, 2).flatten(1, 2)[None]  # [1, key heads, queries * groups, …]
+    outs = []
+    for tile, part in zip(layout.tiles, query.split([tile.queries * groups for tile in layout.tiles], 2), strict=True):
+        held = tile.slab.kv[layer]  # [2, key heads, slots, head_dim]
         for rows, slot, count in tile.writes:
-            keys[:, slot : slot + count] = key[:, rows]
-            values[:, slot : slot + count] = value[:, rows]
-        out = F.scaled_dot_product_attention(
-            query[:, :, at : at + tile.queries].flatten(1, 2)[None],
-            keys[None, :, : tile.keys],
-            values[None, :, : tile.keys],
-            attn_mask=tile.mask,
-            scale=scaling,
-        )
-        outs.append(out.view(-1, layout.groups, tile.queries, width).permute(2, 0, 1, 3).reshape(-1, heads, width))
-        at += tile.queries
-    out = torch.cat(outs) if len(outs) > 1 else outs[0]
+            held[:, :, slot : slot + count] = new[:, :, rows]
+        keys, values = held[:, None, :, : tile.keys].unbind()
+        outs.append(F.scaled_dot_product_attention(part, keys, values, attn_mask=tile.mask, scale=scaling))
+    out = torch.cat(outs, 2)[0] if len(outs) > 1 else outs[0][0]
+    out = out.unflatten(1, (-1, groups)).transpose(0, 1).flatten(1, 2)  # [queries, heads, head_dim]
     return (out if layout.order is None else out.index_select(0, layout.order))[None], None
 
 

@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 import torch
 
 from cloud.engines.base import Outcome, Plan, TargetInfo, Work
+from cloud.engines.cache import Held, KvCache
+from cloud.engines.memory import kv_budget
 from cloud.engines.model import Forward, load_model
 from cloud.engines.numerics import Numerics, check_bits, check_pins, numerics_id
-from cloud.engines.ragged import Slab, Span
+from cloud.engines.ragged import Span
 from cloud.engines.target import read_manifest, target_id
 from cloud.engines.walk import walk
 from cloud.sampling import choose_rows
 from protocol.errors import ModelError, SamplingError
 from protocol.sampling import SPEC_VERSION, Sampling
 
-BLOCK = 32  # tokens
-DEFAULT_KV_BYTES = 2 << 30
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Session:
-    """A text and how much of it lies in the slab."""
+    """A text that may grow to `length` tokens, and what of it is held. faulty: its rows may not be numbers."""
 
     ids: list[int]
     sampling: Sampling
-    slab: Slab
-    evaluated: int = 0
-    blocks: int = 0
+    length: int
+    held: Held
+    faulty: bool = False
+
+    @property
+    def evaluated(self) -> int:
+        return self.held.evaluated
 
     @property
     def pending(self) -> int:
@@ -57,7 +63,7 @@ class Part:
 class TorchEngine:
     """`cloud.engines.base.Engine` over one `Forward`. Used by one thread at a time.
 
-    kv_bytes: budget of all sessions' slabs; max_draft: draft rows of a session in a step.
+    kv_bytes: budget of all sessions' keys and values; max_draft: draft rows of a session in a step.
     """
 
     takes_trees = True
@@ -66,18 +72,22 @@ class TorchEngine:
         self.info = info
         self.max_draft = max_draft
         self._forward = forward
-        self.num_blocks = kv_bytes // forward.row_bytes // BLOCK
+        shape = forward.kv_shape
+        self.num_blocks = kv_bytes // (shape.row_bytes * shape.block)
+        self._cache = KvCache(shape, self.num_blocks, lambda: forward.new_slab(info.context, max_draft))
         self._sessions: dict[int, Session] = {}
 
     @property
     def free_blocks(self) -> int:
-        return self.num_blocks - sum(session.blocks for session in self._sessions.values())
+        return self._cache.free_blocks
 
     def blocks(self, key: int, length: int = 0) -> int:
-        return self._blocks_for(length) if length else self._sessions[key].blocks
+        held = self._sessions[key].held
+        return self._cache.blocks_up_to(held, self._slots(length)) if length else held.blocks
 
-    def _blocks_for(self, length: int) -> int:
-        return -(-(length + self.max_draft) // BLOCK)
+    def _slots(self, length: int) -> int:
+        """That a text of `length` tokens and a whole draft behind it may write."""
+        return length + self._forward.draft_slots(self.max_draft)
 
     def open(self, key: int, ids: Sequence[int], sampling: Sampling, length: int, tenant: str = "") -> None:
         where = f"session {key}"
@@ -93,25 +103,24 @@ class TorchEngine:
                 where=where,
                 remedy="Shorten the prompt or ask for fewer tokens",
             )
-        blocks = self._blocks_for(length)
+        blocks = -(-self._slots(length) // self._cache.block)
         if blocks > self.num_blocks:
             raise ModelError(
                 f"{length} tokens need {blocks} blocks of the KV cache's {self.num_blocks}",
                 where=where,
-                remedy="Raise kv_bytes",
+                remedy="Raise kv_gib",
             )
-        self._sessions[key] = Session(list(ids), sampling, self._forward.new_slab(length, self.max_draft))
+        self._sessions[key] = Session(list(ids), sampling, length, self._cache.open(tenant, ids))
 
     def pending(self, key: int) -> int:
         return self._sessions[key].pending
 
     def close(self, key: int) -> None:
-        del self._sessions[key]
+        session = self._sessions.pop(key)
+        self._cache.close(session.held, [] if session.faulty else session.ids[: session.evaluated])
 
     def evict(self, key: int) -> None:
-        session = self._sessions[key]
-        session.slab.clear(0)
-        session.evaluated = session.blocks = 0
+        self._cache.evict(self._sessions[key].held)
 
     def step(self, plan: Plan) -> Outcome:
         started = time.perf_counter()
@@ -132,6 +141,7 @@ class TorchEngine:
     def _admit(self, plan: Plan, outcome: Outcome) -> list[Part]:
         """The parts of the pass; work that cannot be done is reported as failed and leaves the rest alone."""
         parts: dict[int, Part] = {}
+        planned = {work.key for work in plan.work}
         start = logits = 0
         for work in plan.work:
             fault = f"session {work.key} is twice in one step" if work.key in parts else self._fault(work)
@@ -139,11 +149,46 @@ class TorchEngine:
                 outcome.failed[work.key] = fault
                 continue
             session = self._sessions[work.key]
-            span = Span(session.slab, start, session.evaluated, work.rows, tuple(work.parents))
+            if session.pending > 1:
+                work = replace(work, rows=work.rows - self._cache.advance(session.held, len(session.ids)))
+                if work.rows <= 0 or self._waits(session, parts.values()):
+                    continue
+            span = Span(session.held.slab, start, session.evaluated, work.rows, tuple(work.parents))
+            if not self._reserve(session, work.key, self._forward.end_slot(span), planned, outcome):
+                continue
             part = Part(work, session, span, work.rows == session.pending, logits)
             parts[work.key] = part
             start, logits = start + span.rows, logits + part.num_logits
         return list(parts.values())
+
+    def _waits(self, session: Session, parts: Iterable[Part]) -> bool:
+        """Whether another session of the tenant evaluates the same beginning in this step: this one will see it in the
+        next. Prompts of a fleet that come all at once are read once.
+        """
+        held = session.held
+        return any(
+            self._cache.whole(held, part.session.held, min(part.span.past + part.span.chunk, len(session.ids) - 1))
+            > held.evaluated
+            for part in parts
+            if part.session.held.tenant == held.tenant and not part.session.faulty
+        )
+
+    def _reserve(self, session: Session, key: int, slots: int, planned: set[int], outcome: Outcome) -> bool:
+        """Take the blocks for slots up to `slots`. Where the caller has counted on more than there are, sessions lose
+        theirs that are not in this step, and at last the session its own.
+        """
+        while not self._cache.reserve(session.held, slots):
+            others = [one for other, one in self._sessions.items() if other not in planned and one.evaluated]
+            if not others:
+                self._give_up(key, outcome)
+                return False
+            idle = min(others, key=lambda one: one.held.used)
+            self._give_up(next(other for other, one in self._sessions.items() if one is idle), outcome)
+        return True
+
+    def _give_up(self, key: int, outcome: Outcome) -> None:
+        self.evict(key)
+        outcome.evicted.append(key)
 
     def _fault(self, work: Work) -> str:
         """Why `work` cannot be done, or ""."""
@@ -154,14 +199,14 @@ class TorchEngine:
             return f"{work.rows} rows were asked for, {session.pending} are pending"
         if len(work.draft) != len(work.parents):
             return f"{len(work.draft)} draft ids have {len(work.parents)} parents"
+        if len(session.ids) + len(work.draft) > session.length + self.max_draft:
+            return f"{len(session.ids)} ids and {len(work.draft)} draft rows are too many for {session.length} tokens"
         if not work.draft:
             return ""
         if work.rows != session.pending:
             return "a draft came with a chunk that does not reach the end of the text"
         if len(work.draft) > self.max_draft:
             return f"{len(work.draft)} draft rows are more than {self.max_draft}"
-        if len(session.ids) + len(work.draft) > session.slab.text_slots:
-            return f"{len(session.ids)} ids and {len(work.draft)} draft rows exceed {session.slab.text_slots} slots"
         if min(work.draft) < 0 or max(work.draft) >= self.info.vocab_size:
             return f"a draft id is not in 0..{self.info.vocab_size - 1}"
         if any(not -1 <= parent < i for i, parent in enumerate(work.parents)):
@@ -189,7 +234,8 @@ class TorchEngine:
                     drawn |= self._draw_together([part], logits[part.logits : part.logits + part.num_logits])
                 except SamplingError as error:
                     outcome.failed[part.work.key] = str(error)
-                    part.session.slab.clear(part.session.evaluated)
+                    part.session.held.slab.clear(part.session.evaluated)
+                    part.session.faulty = True
             return drawn
 
     def _draw_together(self, parts: list[Part], logits: torch.Tensor) -> dict[int, list[int]]:
@@ -204,13 +250,13 @@ class TorchEngine:
 
     def _commit(self, part: Part, drawn: list[int] | None, outcome: Outcome) -> None:
         session, work = part.session, part.work
-        session.evaluated += work.rows
-        session.blocks = self._blocks_for(session.evaluated)
+        held = session.held
+        held.evaluated += work.rows
         if drawn is None:
             return
         ids, path = walk(drawn, work.draft, work.parents)
-        session.slab.move([self._forward.draft_slot(part.span, i) for i in path], session.evaluated)
-        session.evaluated += len(path)
+        held.slab.move([self._forward.draft_slot(part.span, i) for i in path], held.evaluated)
+        held.evaluated += len(path)
         session.ids += ids
         outcome.accepted[work.key] = ids
 
@@ -219,15 +265,16 @@ def load(
     model_dir: str | Path,
     numerics: Numerics | None = None,
     *,
-    kv_bytes: int = DEFAULT_KV_BYTES,
+    kv_bytes: int = 0,
     max_draft: int = 32,
     threads: int | None = None,
     verify_weights: bool = False,
 ) -> TorchEngine:
     """Load a target directory.
 
-    kv_bytes: budget of all sessions' KV slabs; max_draft: draft rows of a session in a step; threads: of torch, for
-    the whole process; verify_weights: also compare the weights with the manifest's digest.
+    kv_bytes: budget of all sessions' keys and values, 0 for what the machine has room for; max_draft: draft rows of a
+    session in a step; threads: of torch, for the whole process; verify_weights: also compare the weights with the
+    manifest's digest.
     Raises ModelError for a directory that cannot be used, NumericsError where the numerics cannot be honoured.
     """
     numerics = numerics or Numerics()
@@ -255,4 +302,7 @@ def load(
         context=manifest.context,
         numerics=numerics_name,
     )
-    return TorchEngine(forward, info, kv_bytes=kv_bytes, max_draft=max_draft)
+    engine = TorchEngine(forward, info, kv_bytes=kv_budget(kv_bytes), max_draft=max_draft)
+    tokens = engine.num_blocks * forward.kv_shape.block
+    log.info("the KV cache holds %d tokens in %.2f GiB", tokens, tokens * forward.kv_shape.row_bytes / 2**30)
+    return engine

@@ -27,9 +27,10 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from cloud.engines.kv import Slab
 from cloud.engines.model import Forward, load_model
 from cloud.engines.numerics import Numerics, numerics_id
-from cloud.engines.ragged import Slab, Span
+from cloud.engines.ragged import Span
 from cloud.sampling import choose_rows
 from edge.drafters import manifest
 from edge.drafters.onnx import OnnxDrafter
