@@ -84,7 +84,7 @@ def read_for_replicas(path: Path, replicas: int | None) -> CloudConfig:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def status(config_path: Path | None, broker: str, urls: tuple[str, ...], as_json: bool) -> None:
     """Show the verifiers that a broker knows, and what they are doing."""
-    from cloud.status import as_dicts, read_live, read_states, table
+    from cloud.status import as_dicts, read_live, read_states, tables
 
     if config_path:
         at = load(config_path, CloudConfig).broker
@@ -96,8 +96,10 @@ def status(config_path: Path | None, broker: str, urls: tuple[str, ...], as_json
     if as_json:
         for line in as_dicts(states, live):
             click.echo(msgspec.json.encode(line))
+    elif states or live:
+        Console().print(*tables(states, live))
     else:
-        Console().print(table(states, live) if states or live else f"No verifier has announced itself at {at.address}.")
+        click.echo(f"No verifier has announced itself at {at.address}.")
     if failed:
         raise failed[0]
 
