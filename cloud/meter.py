@@ -23,8 +23,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from cloud.engines.base import Outcome
 from cloud.ledger import Ledger
 from cloud.records import SUFFIX, Follower, Line, RecordsError
+from cloud.scheduler import Step
 from cloud.usage import Observer, Usage
 
 log = logging.getLogger(__name__)
@@ -196,7 +198,7 @@ class Meter(Observer):
     def today(self, tenant: str) -> int:
         """Tokens committed in the current UTC day by all verifiers that share the directory, since before a restart.
 
-        Its own are at most a second old, those of others at most their `flush_s` more. What was drawn twice counts
+        Those of other verifiers are told of up to their `flush_s` and two seconds later. What was drawn twice counts
         twice.
         """
         day = _day(self._wall())
@@ -215,6 +217,11 @@ class Meter(Observer):
 
     def opened(self, ledger: Ledger) -> None:
         self._mark(ledger, -inf)
+
+    def stepped(self, step: Step, outcome: Outcome, queue_s: float) -> None:
+        for key in outcome.accepted:
+            if key in self._marks:
+                self._count(self._marks[key])
 
     def closed(self, ledger: Ledger) -> None:
         mark = self._marks.pop(ledger.key, None)

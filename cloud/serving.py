@@ -64,8 +64,9 @@ def _make_vllm(config: CloudConfig) -> Engine:
 def make_gateway(
     config: CloudConfig, engine: Engine, observers: Sequence[Observer] = (), *, watch: Watch | None = None
 ) -> Gateway:
-    """A gateway with a verifier over `engine`, whose steps are measured first. observers: beside those of `watch`, which
-    is one without an endpoint where none is given.
+    """A gateway with a verifier over `engine`, whose steps are measured first.
+
+    observers: beside those of `watch`, which is one without an endpoint where none is given.
     """
     watch = watch or Watch(config, endpoint=False)
     cost = probe(engine, config.scheduler.probe_s, config.limits.draft_rows)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from link.config import BrokerConfig
@@ -158,36 +159,25 @@ def as_dicts(states: Sequence[VerifierState], found: dict[str, Live]) -> list[di
     return list(known.values())
 
 
-def table(states: Sequence[VerifierState], found: dict[str, Live]) -> Table:
-    made = Table("verifier", "status", "target", "numerics")
-    columns = ["sessions", "step ms"]
-    if found:
-        columns += [
-            "tokens/s",
-            "sessions a step",
-            "acceptance",
-            "queue ms",
-            "knee rows",
-            "KV used",
-            "evictions",
-            "errors",
-        ]
-    for name in columns:
-        made.add_column(name, justify="right")
-    known = {state.verifier: state for state in states}
-    for name in [*known, *(found.keys() - known.keys())]:
-        state, figures = known.get(name), found.get(name)
-        cells = [name, state.status, state.target, state.numerics] if state else [name, "unknown to the broker", "", ""]
-        if figures:
-            cells += [
-                *(str(figures.sessions), _number(figures.step_ms, 1), _number(figures.tokens_per_s, 1)),
-                *(_number(figures.occupancy, 1), _number(figures.acceptance, 2), _number(figures.queue_ms, 1)),
-                *(str(figures.knee_rows), f"{figures.kv_used:.0%}", str(figures.evictions), str(figures.errors)),
-            ]
-        elif state:
-            cells += [str(state.sessions), f"{state.step_us / 1000:.1f}"]
-        made.add_row(*cells)
-    return made
+def tables(states: Sequence[VerifierState], found: dict[str, Live]) -> list[Table]:
+    """The same for a person, in two tables of which each fits a narrow terminal."""
+    known = Table("verifier", "status", "target", "numerics", "sessions", "step ms")
+    for state in states:
+        cells = (state.verifier, state.status, state.target, state.numerics, str(state.sessions))
+        known.add_row(*cells, f"{state.step_us / 1000:.1f}")
+    if not found:
+        return [known]
+    measured = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    measured.add_column("verifier", no_wrap=True)
+    for name in ("tok/s", "a step", "accept", "step ms", "queue", "knee", "KV", "evict", "err"):
+        measured.add_column(name, justify="right", no_wrap=True)
+    for name, live in sorted(found.items()):
+        measured.add_row(
+            *(name, _number(live.tokens_per_s, 1), _number(live.occupancy, 1)),
+            *(_number(live.acceptance, 2), _number(live.step_ms, 1), _number(live.queue_ms, 1), str(live.knee_rows)),
+            *(f"{live.kv_used:.0%}", str(live.evictions), str(live.errors)),
+        )
+    return [known, measured] if states else [measured]
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from cloud.engines.base import Outcome, Plan
 from cloud.gateway import Gateway
+from cloud.meter import Meter
 from cloud.scheduler import Scheduler
+from cloud.usage import Observer
 from cloud.verifier import Bounds, Verifier
 from edge.board import Board
 from edge.config import DeviceConfig, DrafterConfig, DraftingConfig, EdgeConfig, TimingConfig
@@ -38,9 +41,13 @@ def broker_at(port: int) -> BrokerConfig:
     return BrokerConfig(port=port, backoff_max_s=0.3)
 
 
-def make_gateway(port: int, name: str, *, step_s: float = 0.004, **bounds: float) -> Gateway:
+def make_gateway(
+    port: int, name: str, *, step_s: float = 0.004, observers: Sequence[Observer] = (), **bounds: float
+) -> Gateway:
     made = Bounds(**bounds)  # type: ignore[arg-type]
-    return Gateway(Verifier(name, SlowEngine(step_s=step_s), scheduler=Scheduler(), bounds=made), broker_at(port))
+    engine = SlowEngine(step_s=step_s)
+    verifier = Verifier(name, engine, scheduler=Scheduler(), bounds=made, observers=observers)
+    return Gateway(verifier, broker_at(port))
 
 
 def make_board(port: int, name: str, state: Path, *, policy: str = "chain", good: int = 5) -> Board:
@@ -69,9 +76,12 @@ def main() -> None:
 @main.command()
 @click.option("--port", type=int)
 @click.option("--name")
-def serve(port: int, name: str) -> None:
+@click.option("--step-s", type=float, default=0.004)
+@click.option("--usage", type=click.Path(path_type=Path), help="Where to meter.")
+def serve(port: int, name: str, step_s: float, usage: Path | None) -> None:
     """A verifier until it is shot; says when it is up."""
-    gateway = make_gateway(port, name)
+    observers = [Meter(usage, name, TARGET, flush_s=0.3)] if usage else []
+    gateway = make_gateway(port, name, step_s=step_s, observers=observers)
     gateway.link.subscribe("none/of/ours")
     print(json.dumps({"serving": name}), flush=True)
     gateway.run()

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -24,6 +30,7 @@ from protocol.errors import ConfigError, SessionError
 from tests.boards import PROMPT, SAMPLED, SlowEngine, broker_at, make_board, make_request
 from tests.toys import TARGET, plain_decode
 from tools.broker import Broker, available, free_port
+from tools.models import ROOT
 
 LIMIT_S = 20.0
 
@@ -184,11 +191,7 @@ def test_health_says_what_hinders_it(watched):
 def test_a_tenants_tokens_of_the_day_are_counted_by_the_meter(tmp_path):
     with ExitStack() as stack:
         watched = Watched(tmp_path, stack)
-        for _ in range(2):
-            tenants = {"acme": TenantConfig(tokens_per_day=150)}
-            watched.config = CloudConfig(
-                **{name: getattr(watched.config, name) for name in CloudConfig.__struct_fields__} | {"tenants": tenants}
-            )
+        watched.config = msgspec.structs.replace(watched.config, tenants={"acme": TenantConfig(tokens_per_day=150)})
         watched.serve()
         board = watched.board("acme.a")
         assert len(read(board.open(make_request(1)))) == 100
@@ -201,3 +204,70 @@ def test_a_tenants_tokens_of_the_day_are_counted_by_the_meter(tmp_path):
 def test_a_port_that_is_taken_is_named(watched):
     with pytest.raises(ConfigError, match=rf"{watched.port}.*\[http\] port"):
         Watch(watched.config)
+
+
+def test_a_verifier_that_is_shot_costs_the_bill_nothing_and_nobody_twice(tmp_path):
+    """SIGKILL in mid-text, twice; the third verifier finishes. Its file may end anywhere."""
+    usage = tmp_path / "usage"
+    with ExitStack() as stack:
+        broker = stack.enter_context(Broker.start())
+        board = make_board(broker.port, "acme.a", tmp_path / "board").start()
+        stack.callback(board.close)
+
+        def serve(name: str) -> subprocess.Popen[str]:
+            arguments = ["serve", "--port", str(broker.port), "--name", name, "--step-s", "0.02", "--usage", str(usage)]
+            child = subprocess.Popen(
+                [sys.executable, "-m", "tests.boards", *arguments], cwd=ROOT, stdout=subprocess.PIPE
+            )
+            stack.callback(child.wait)
+            stack.callback(child.kill)
+            child.stdout.readline()
+            return child
+
+        victim = serve("v1")
+        stream = board.open(make_request(1, max_tokens=450))
+        ids: list[int] = []
+        for shots, fresh in enumerate(("v2", "v3")):
+            while len(ids) < 150 * (shots + 1):
+                ids += next(stream)
+            victim.send_signal(signal.SIGKILL)
+            victim.wait()
+            victim = serve(fresh)
+        ids += read(stream)
+        assert ids == plain_decode(PROMPT, SAMPLED, 450)
+        wait_for(lambda: account_of(usage).tokens == 450, 10.0)
+    account = account_of(usage)
+    assert account.tokens == 450 and account.sessions == 1 and account.prompt_tokens == len(PROMPT)
+    assert account.gap_tokens < 300, "the dead verifiers left no line behind"
+    assert account.again_tokens <= 2 * 64, "more was drawn twice than a dead verifier was ahead of the board"
+    seen = usage_of("--dir", str(usage), "--json")
+    assert json.loads(seen)["accounts"][0]["tokens"] == 450
+    assert "450" in usage_of("--dir", str(usage)) and "acme" in usage_of("--dir", str(usage))
+    assert json.loads(usage_of("--dir", str(usage), "--day", "1999-01-01", "--json"))["accounts"] == []
+
+
+def account_of(usage: Path) -> Account:
+    return bill(Records.read([usage]).last.values()).get(("acme.a", TARGET), Account())
+
+
+def usage_of(*arguments: str) -> str:
+    command = [sys.executable, "-m", "cloud", "usage", *arguments]
+    environment = {**os.environ, "COLUMNS": "200"}
+    return subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True).stdout
+
+
+def test_status_shows_live_figures_beside_what_the_broker_knows(watched):
+    watched.engine.step_s = 0.04
+    watched.serve()
+    stream = watched.board("acme.a").open(make_request(1, max_tokens=400))
+    at = ["--broker", f"127.0.0.1:{watched.broker.port}", "--http", f"http://127.0.0.1:{watched.port}"]
+    threading.Thread(target=read, args=(stream,), daemon=True).start()
+    command = [sys.executable, "-m", "cloud", "status", *at]
+    said = subprocess.run([*command, "--json"], cwd=ROOT, check=True, capture_output=True, text=True)
+    (line,) = map(json.loads, said.stdout.splitlines())
+    assert line["verifier"] == "v-watched" and line["status"] == "up" and line["target"] == TARGET
+    assert line["live"]["tokens_per_s"] > 0 and line["live"]["step_ms"] > 1
+    shown = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert shown.count("v-watched") == 2 and "tok/s" in shown and "exact-toy" in shown
+    gone = subprocess.run([*command, "--http", "http://127.0.0.1:9"], cwd=ROOT, capture_output=True, text=True)
+    assert gone.returncode == 69 and "127.0.0.1:9" in gone.stderr and "v-watched" in gone.stdout
