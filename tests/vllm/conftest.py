@@ -1,25 +1,14 @@
-"""vLLM lives in an environment of its own (`make test-vllm`); elsewhere these tests are skipped."""
+"""Models and engines, each made once. vLLM lives in an environment of its own (`make test-vllm`)."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tools.vllm import ABSENT
-
-HERE = find_spec("vllm") is not None
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not HERE:
-        for item in items:
-            if Path(__file__).parent in item.path.parents:
-                item.add_marker(pytest.mark.skip(reason=ABSENT))
+import cloud.engines.vllm  # noqa: F401  (sets what vLLM reads when it is imported)
 
 
 @pytest.fixture(scope="session")
@@ -39,18 +28,18 @@ def plain(tiny: Path) -> Any:
 
 
 @pytest.fixture(scope="session")
-def engine(tiny: Path) -> Iterator[Any]:
+def engine(tiny: Path) -> Any:
     from tests.vllm.models import ROOMY, load_tiny
 
-    yield load_tiny(tiny, ROOMY)
+    return load_tiny(tiny, ROOMY)
 
 
 @pytest.fixture(scope="session")
-def small_engine(tiny: Path) -> Iterator[Any]:
+def small_engine(tiny: Path) -> Any:
     """Its KV cache holds a few of the texts."""
     from tests.vllm.models import SMALL, load_tiny
 
-    yield load_tiny(tiny, SMALL)
+    return load_tiny(tiny, SMALL)
 
 
 @pytest.fixture(scope="session")

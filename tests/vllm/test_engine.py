@@ -2,124 +2,28 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
-
 import pytest
 
 from cloud.engines.base import Plan, Work
 from protocol.errors import ModelError
 from protocol.sampling import Sampling
+from tools.vllm import ABSENT
 
-VOCAB, POISON, CONTEXT, MAX_DRAFT = 500, 499, 384, 8
+pytest.importorskip("vllm", reason=ABSENT)
+
+from tests.vllm.fleet import NEW, Fleet, chain, prompts
+from tests.vllm.models import CONTEXT, MAX_DRAFT, POISON, VOCAB
+from tests.vllm.reference import assert_agree
+
 GREEDY = Sampling()
 SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=7)
 SAMPLINGS = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-NEW = 24
-
-
-def prompts(*lengths: int, seed: int = 5) -> list[list[int]]:
-    generator = random.Random(seed)
-    return [[generator.randrange(POISON) for _ in range(length)] for length in lengths]
-
-
-def chain(draft: Sequence[int]) -> tuple[list[int], list[int]]:
-    return list(draft), list(range(-1, len(draft) - 1))
-
-
-def draft_of(kind: str, text: list[int], truth: list[int], rng: random.Random) -> tuple[list[int], list[int]]:
-    """A draft behind `text`, whose true continuation is in `truth` (whole texts)."""
-    future = truth[len(text) : len(text) + 5]
-    future += [rng.randrange(POISON) for _ in range(5 - len(future))]
-    wrong = [(id + 1) % POISON for id in future]
-    stale = truth[max(0, len(text) - 3) : len(text) + 1]
-    match kind:
-        case "right":
-            return chain(future[: rng.randrange(1, 6)])
-        case "half":
-            return chain([*future[:2], *wrong[2:]])
-        case "wrong":
-            return chain(wrong[: rng.randrange(1, 6)])
-        case "stale":
-            return chain(stale)
-        case "tree":  # the first child of each is its best
-            return [future[0], wrong[0], future[1], wrong[1], future[2]], [-1, -1, 0, 0, 2]
-        case _:
-            return [], []
-
-
-KINDS = ("right", "half", "wrong", "stale", "tree", "none")
-
-
-class Fleet:
-    """Sessions out of step with one another, in steps of random ones; keeps the logits that tokens are drawn from."""
-
-    def __init__(self, engine, truths, sampling: Sampling, *, seed: int, evictions: float = 0.0) -> None:
-        from tests.vllm.reference import Run
-
-        self.engine, self.sampling, self.evictions = engine, sampling, evictions
-        self.truths = [[*run.prompt, *run.ids] for run in truths]
-        self.rng = random.Random(seed)
-        self.runs = [Run(list(run.prompt)) for run in truths]
-        self.accepted = self.evicted = 0
-
-    def text(self, key: int) -> list[int]:
-        return [*self.runs[key].prompt, *self.runs[key].ids]
-
-    def observe(self, name: str, position: int, row) -> None:
-        run = self.runs[int(name)]
-        run.logits[position] = row.clone()  # a later run of the position stands behind a longer part of the true text
-
-    def work(self) -> list[Work]:
-        """Some of the sessions, as many as there are blocks for."""
-        engine, rng = self.engine, self.rng
-        unfinished = [key for key, run in enumerate(self.runs) if len(run.ids) < NEW]
-        rng.shuffle(unfinished)
-        work: list[Work] = []
-        blocks = engine.num_blocks
-        for key in unfinished[: rng.randrange(1, len(unfinished) + 1)]:
-            blocks -= engine.blocks(key, len(self.text(key)))
-            if blocks < 0:
-                break
-            left = engine.pending(key)
-            if left > 1 and rng.random() < 0.8:
-                work.append(Work(key, rng.randrange(1, left + 1)))
-            else:
-                work.append(Work(key, left, *draft_of(rng.choice(KINDS), self.text(key), self.truths[key], rng)))
-        return work
-
-    def run(self) -> list:
-        engine, rng = self.engine, self.rng
-        for key, run in enumerate(self.runs):
-            engine.open(key, run.prompt, self.sampling, len(run.prompt) + NEW, f"tenant{key % 2}")
-        engine.sampler.observe = self.observe
-        while any(len(run.ids) < NEW for run in self.runs):
-            work = self.work()
-            outcome = engine.step(Plan(work))
-            assert not outcome.failed
-            for key, ids in outcome.accepted.items():
-                self.runs[key].ids += ids
-                self.accepted += len(ids) - 1
-                assert engine.pending(key) == 1
-            self.evicted += len(outcome.evicted)
-            assert outcome.rows <= sum(one.rows + len(one.draft) for one in work)
-            assert 0 <= engine.free_blocks <= engine.num_blocks
-            if rng.random() < self.evictions:
-                engine.evict(rng.randrange(len(self.runs)))
-        engine.sampler.observe = None
-        for key, run in enumerate(self.runs):
-            engine.close(key)
-            run.ids = run.ids[:NEW]
-        return self.runs
 
 
 @SAMPLINGS
 def test_plain_steps_give_what_vllm_gives(engine, plain, sampling) -> None:
-    from tests.vllm.reference import assert_agree
-
     [expected] = plain.decode(prompts(40), sampling, NEW)
-    fleet = Fleet(engine, [expected], sampling, seed=0)
-    fleet.work = lambda: [Work(0, engine.pending(0))]  # type: ignore[method-assign]
+    fleet = Fleet(engine, [expected], sampling, only=lambda: [Work(0, engine.pending(0))])
     assert_agree(fleet.run()[0], expected, sampling)
     assert fleet.accepted == 0
 
@@ -133,8 +37,6 @@ def test_greedy_draws_are_vllms_own(plain) -> None:
 @SAMPLINGS
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_fleet_with_drafts_of_all_kinds_writes_what_vllm_writes(engine, plain, sampling, seed) -> None:
-    from tests.vllm.reference import assert_agree
-
     expected = plain.decode(prompts(1, 2, 31, 32, 33, 64, 100, 9, 150, 200, seed=seed), sampling, NEW)
     fleet = Fleet(engine, expected, sampling, seed=seed, evictions=0.1)
     parted = [assert_agree(a, b, sampling) for a, b in zip(fleet.run(), expected, strict=True)]
@@ -145,8 +47,6 @@ def test_a_fleet_with_drafts_of_all_kinds_writes_what_vllm_writes(engine, plain,
 
 @SAMPLINGS
 def test_a_cache_too_small_for_all_changes_nothing(small_engine, plain, sampling) -> None:
-    from tests.vllm.reference import assert_agree
-
     expected = plain.decode(prompts(30, 60, 90, 120, 200, 150, seed=9), sampling, NEW)
     fleet = Fleet(small_engine, expected, sampling, seed=3)
     for a, b in zip(fleet.run(), expected, strict=True):

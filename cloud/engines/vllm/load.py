@@ -18,7 +18,7 @@ from cloud.engines.vllm.engine import VllmEngine
 from cloud.engines.vllm.scheduler import NoDrafter, PlannedScheduler
 from cloud.engines.vllm.trial import try_out
 from cloud.engines.vllm.versions import installed
-from protocol.errors import ModelError, NumericsError
+from protocol.errors import ConfigError, ModelError, NumericsError
 from protocol.sampling import SPEC_VERSION
 
 MOST_DRAFT = 128  # vLLM's own limit of draft rows of a request
@@ -56,7 +56,7 @@ def load(
     max_draft: draft rows of a session in a step; threads: of torch, for the whole process; verify_weights: also
     compare the weights with the manifest's digest.
     Raises ModelError for a directory or a memory that cannot be used, NumericsError for a vLLM that is not known, that
-    does not do what it is relied on for, or that is asked for exact numerics.
+    does not do what it is relied on for, or that is asked for exact numerics, ConfigError for drafts too long for it.
     """
     numerics = numerics or Numerics()
     options = options or Options()
@@ -66,6 +66,11 @@ def load(
             "vLLM promises no bits: its kernels differ from batch to batch",
             where="numerics",
             remedy='Set mode = "fast" and pin nothing, or use engine.kind = "torch"',
+        )
+    if max_draft > MOST_DRAFT:
+        raise ConfigError(
+            f"draft_rows {max_draft} is more than the {MOST_DRAFT} that vLLM verifies of a session in a step",
+            where="limits",
         )
     directory = Path(model_dir)
     manifest = read_manifest(directory, verify_weights=verify_weights)
@@ -84,7 +89,7 @@ def load(
         context=context,
         numerics=numerics_name,
     )
-    engine = VllmEngine(core, info, max_draft=min(max_draft, MOST_DRAFT))
+    engine = VllmEngine(core, info, max_draft=max_draft)
     try_out(engine)
     return engine
 
@@ -109,7 +114,7 @@ def make_core(directory: Path, dtype: str, options: Options, *, context: int, ma
         "speculative_config": {
             "method": "custom_class",
             "model": f"{NoDrafter.__module__}.{NoDrafter.__qualname__}",
-            "num_speculative_tokens": min(max_draft, MOST_DRAFT),
+            "num_speculative_tokens": max_draft,
         },
     }
     if options.kv_cache_memory_bytes:
