@@ -61,6 +61,9 @@ def test_every_section_is_read(tmp_path):
         ("[limits]\nidle_s = 0.0\n", ["[limits]", "idle_s"]),
         ('[numerics]\nmode = "sloppy"\n', ["[numerics]", "mode", "sloppy"]),
         ("[engines]\n", ["engines", "engine"]),
+        ("[http]\nport = 70000\n", ["[http]", "port"]),
+        ("[metering]\nflush_s = 0.0\n", ["[metering]", "flush_s"]),
+        ("[tenants.a]\ntokens_per_day = 5\n", ["tokens_per_day", "tenant a", "[metering] directory"]),
         ("[broker]\nport = 70000\n", ["[broker]", "port"]),
     ],
 )

@@ -83,30 +83,54 @@ def expressions() -> list[str]:
     return [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
 
 
+def check_expression(expression: str, known: dict[str, list[tuple[dict[str, str], float]]]) -> None:
+    """That each series and label exists, with the values that are asked for."""
+    assert expression.count("(") == expression.count(")") and expression.count("{") == expression.count("}")
+    for name, selector in re.findall(r"([a-z_]+)\{([^}]*)\}", expression):
+        assert name in known, f"{name} in {expression}"
+        labels = set().union(*(given for given, _ in known[name])) | {"instance"}
+        wanted = re.findall(r'([a-z_]+)(=~|!~|!=|=)"([^"]*)"', selector)
+        assert {label for label, _, _ in wanted} <= labels, expression
+        for label, operator, value in wanted:
+            if label != "instance" and operator in ("=", "=~"):
+                values = {given[label] for given, _ in known[name]}
+                assert set(value.split("|")) <= values, f"{label}={value} in {expression}"
+        grouped = re.match(r"(?:sum|count) by \(([a-z_, ]+)\)", expression)
+        if grouped:
+            assert set(re.split(r",\s*", grouped[1])) <= labels, expression
+    bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\"[^\"]*\"", "", expression)
+    bare = re.sub(r"(by|on|group_left) \([a-z_, ]*\)", "", bare)
+    assert set(re.findall(r"[a-z_]{2,}", bare)) - WORDS <= known.keys(), expression
+
+
+@pytest.fixture
+def known() -> dict[str, list[tuple[dict[str, str], float]]]:
+    metrics = Metrics(["acme"])
+    metrics._info.info({"verifier": "v", "target": "t", "model": "m", "numerics": "n", "version": "0"})
+    return samples(metrics)
+
+
+class TestDocs:
+    PAGE = ROOT / "docs" / "monitoring.md"
+
+    def test_every_alert_asks_for_what_exists(self, known):
+        alerts = re.findall(r"^\|[^|]+\| `(.+?)` \|", self.PAGE.read_text().partition("## Alerts")[2], re.MULTILINE)
+        assert len(alerts) >= 10
+        for expression in alerts:
+            check_expression(expression.replace("\\|", "|"), known)
+
+    def test_the_table_names_every_metric_and_no_other(self, known):
+        table = self.PAGE.read_text().partition("## Metrics")[2].partition("## Alerts")[0]
+        named = set(re.findall(r"`(outrider_[a-z_]+)`", table))
+        bare = {re.sub(r"_(bucket|sum|count)$", "", name) for name in known if name.startswith("outrider_")}
+        assert named == {name for name in bare if not name.endswith("_created")}
+
+
 class TestDashboard:
-    def test_every_expression_names_series_and_labels_that_exist(self):
-        metrics = Metrics(["acme"])
-        names = {"verifier": "v", "target": "t", "model": "m", "numerics": "n", "version": "0"}
-        metrics._info.info(names)
-        known = samples(metrics)
+    def test_every_expression_names_series_and_labels_that_exist(self, known):
         assert len(expressions()) > 25
         for expression in expressions():
-            assert expression.count("(") == expression.count(")") and expression.count("{") == expression.count("}")
-            for name, selector in re.findall(r"([a-z_]+)\{([^}]*)\}", expression):
-                assert name in known, f"{name} in {expression}"
-                labels = set().union(*(given for given, _ in known[name])) | {"instance"}
-                wanted = re.findall(r'([a-z_]+)(=~|!~|!=|=)"([^"]*)"', selector)
-                assert {label for label, _, _ in wanted} <= labels, expression
-                for label, operator, value in wanted:
-                    if label != "instance" and operator in ("=", "=~"):
-                        values = {given[label] for given, _ in known[name]}
-                        assert set(value.split("|")) <= values, f"{label}={value} in {expression}"
-                grouped = re.match(r"(?:sum|count) by \(([a-z_, ]+)\)", expression)
-                if grouped:
-                    assert set(re.split(r",\s*", grouped[1])) <= labels, expression
-            bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\"[^\"]*\"", "", expression)
-            bare = re.sub(r"(by|on|group_left) \([a-z_, ]*\)", "", bare)
-            assert set(re.findall(r"[a-z_]{2,}", bare)) - WORDS <= known.keys(), expression
+            check_expression(expression, known)
 
     def test_what_is_measured_is_drawn(self):
         drawn = " ".join(expressions())
