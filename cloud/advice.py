@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloud.acceptance import Rates
+from cloud.acceptance import DEPTHS, Rates
 
 LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 LEAST_PATH = 0.05  # a chain that is less likely to be right as a whole is not welcome even where rows are free
@@ -40,7 +40,10 @@ def _level(rows: int) -> int:
 
 def _worth(rates: Rates, price: float, most: int) -> int:
     """Guesses of a chain, up to `most`, that are as likely to be right, all of them, as a row must be."""
-    path, rows = 1.0, 0
-    while rows < most and (path := path * rates.rate(rows, 0)) >= max(price, LEAST_PATH):
-        rows += 1
-    return rows
+    chances = [rates.rate(depth, 0) for depth in range(DEPTHS)]
+    least, path = max(price, LEAST_PATH), 1.0
+    for rows in range(most):
+        path *= chances[min(rows, DEPTHS - 1)]
+        if path < least:
+            return rows
+    return most

@@ -4,6 +4,7 @@ does: receive, repair, plan, step, commit.
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
@@ -59,6 +60,8 @@ class Gateway:
 
     def run(self) -> None:
         """Serve until `stop`, then move the sessions on and say goodbye."""
+        gc.collect()
+        gc.freeze()  # a library's hundred thousands of objects, gone through in the middle of a step, would take longer
         self.link.start()
         try:
             while not self._stopping:

@@ -129,6 +129,11 @@ class Stage:
         assert self._broker is not None
         return self._broker.kind
 
+    @property
+    def broker_pid(self) -> int:
+        assert self._broker is not None
+        return self._broker.pid
+
     def broker(self, at: LongLink | None = None) -> BrokerConfig:
         """How to reach the broker: directly, or from the far end of a link."""
         assert self._broker is not None
@@ -139,12 +144,13 @@ class Stage:
         assert self._broker is not None
         return LongLink(self._broker.port, rtt_ms)
 
-    def serve(self, arguments: Sequence[str], *, core: int | None = None) -> None:
+    def serve(self, arguments: Sequence[str], *, core: int | None = None, **pipes: object) -> subprocess.Popen[str]:
         """Start a verifier's process and return once it serves. Raises OutriderError with its log if it does not."""
         log = open(self.folder / f"verifier-{len(self._children)}.log", "w+")  # noqa: SIM115 (closed with the folder)
-        verifier = spawn(arguments, core=core, stderr=log)
+        verifier = spawn(arguments, core=core, stderr=log, **pipes)
         self._children.append(verifier)
         self._await_serving(verifier, log)
+        return verifier
 
     def serve_model(self, target: Path, *, numerics: str, core: int | None = None, threads: int = 1) -> None:
         """Serve an exported target with `outrider-cloud serve`."""
