@@ -59,7 +59,7 @@ def serve(
 
     config = load(config_path, CloudConfig)
     with Watch(config) as watch:
-        gateway = make_gateway(config, make_engine(config), watch=watch)
+        gateway = make_gateway(config, make_engine(config), watch)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: gateway.stop())
         gateway.run()

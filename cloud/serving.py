@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Sequence
 
 from cloud.config import CloudConfig
 from cloud.engines.base import Engine
 from cloud.gateway import Gateway
 from cloud.probe import probe
-from cloud.usage import Observer
 from cloud.verifier import Verifier
 from cloud.watch import Watch
 from link.command import package_version
@@ -61,14 +59,8 @@ def _make_vllm(config: CloudConfig) -> Engine:
     )
 
 
-def make_gateway(
-    config: CloudConfig, engine: Engine, observers: Sequence[Observer] = (), *, watch: Watch | None = None
-) -> Gateway:
-    """A gateway with a verifier over `engine`, whose steps are measured first.
-
-    observers: beside those of `watch`, which is one without an endpoint where none is given.
-    """
-    watch = watch or Watch(config, endpoint=False)
+def make_gateway(config: CloudConfig, engine: Engine, watch: Watch) -> Gateway:
+    """A gateway with a verifier over `engine`, whose steps are measured first."""
     cost = probe(engine, config.scheduler.probe_s, config.limits.draft_rows)
     log.info("a step of 1 row takes %.1f ms, of 32 rows %.1f", cost.seconds(1) * 1e3, cost.seconds(32) * 1e3)
     name, info = config.verifier or f"v{secrets.token_hex(5)}", engine.info
@@ -81,7 +73,7 @@ def make_gateway(
         contracts=config.contracts(),
         cost=cost,
         day=watch.measure(name, info.id),
-        observers=[*watch.observers, *observers],
+        observers=watch.observers,
     )
     log.info("target %s, numerics %s, broker %s", info.id, info.numerics, config.broker.address)
     gateway = Gateway(verifier, config.broker)

@@ -15,17 +15,16 @@ from protocol.errors import ConfigError
 class Watch:
     """Made before the engine is, so that the endpoint can say that it is being loaded; use as a context manager.
 
-    observers: for the verifier; meter: None where the configuration has no directory for it. Raises ConfigError where
-    the endpoint cannot listen.
+    observers: for the verifier, to which others may be added before it is made; meter: None where the configuration has
+    no directory for it. Raises ConfigError where the endpoint cannot listen.
     """
 
-    def __init__(self, config: CloudConfig, *, endpoint: bool = True) -> None:
-        """endpoint: whether it answers at `[http] port`, if that is not 0."""
+    def __init__(self, config: CloudConfig) -> None:
         self._metering = config.metering
         self.meter: Meter | None = None
         self.observers: list[Observer] = [LogObserver()]
         self._metrics = self._health = self._endpoint = None
-        if endpoint and config.http.port:
+        if config.http.port:
             try:
                 from cloud.health import Endpoint, Health
                 from cloud.metrics import Metrics

@@ -57,7 +57,7 @@ class Watched:
         self.watch = stack.enter_context(Watch(self.config))
 
     def serve(self) -> Gateway:
-        self.gateway = make_gateway(self.config, self.engine, watch=self.watch)
+        self.gateway = make_gateway(self.config, self.engine, self.watch)
         self.thread = threading.Thread(target=self.gateway.run, daemon=True)
         self.thread.start()
         self.stack.callback(self.stop)
