@@ -7,6 +7,7 @@ query, key and value are one product here, gate and up another; rows are [rows, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,10 +23,10 @@ FAMILIES = ("llama", "qwen2")
 class Layer(nn.Module):
     """One transformer block, made of transformers' own."""
 
-    def __init__(self, block: nn.Module, index: int) -> None:
+    def __init__(self, block: Any, index: int) -> None:
         super().__init__()
         attention, mlp = block.self_attn, block.mlp
-        self.layer_idx, self.head_dim = index, attention.head_dim
+        self.layer_idx, self.head_dim = index, int(attention.head_dim)
         self.key_heads = attention.k_proj.out_features // self.head_dim
         self.heads = attention.q_proj.out_features // self.head_dim
         self.scaling: float = attention.scaling
@@ -47,8 +48,8 @@ class Layer(nn.Module):
         turned = (turned * cos).add_(turned.roll(half, -1).mul_(sin))
         query, key = turned[:, : self.heads], turned[:, self.heads :]
         value = rows[:, self.heads + self.key_heads :]
-        by_head = (part.transpose(0, 1)[None] for part in (query, key, value))
-        mixed, _ = attend(self, *by_head, None, self.scaling, layout=layout)
+        query, key, value = (part.transpose(0, 1)[None] for part in (query, key, value))
+        mixed, _ = attend(self, query, key, value, None, self.scaling, layout=layout)
         x = self.out(mixed.reshape(len(x), -1)).add_(x)
         gate, up = self.gate_up(F.rms_norm(x, width, self.mlp_norm, self.eps)).chunk(2, -1)
         return self.down(self.act(gate).mul_(up)).add_(x)
@@ -59,7 +60,7 @@ class Decoder(nn.Module):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        body = model.model
+        body: Any = model.model
         self.embedding = body.embed_tokens.weight  # [vocab, width]
         self.rotary = body.rotary_emb
         self.layers = nn.ModuleList(Layer(block, i) for i, block in enumerate(body.layers))
@@ -80,10 +81,10 @@ class Decoder(nn.Module):
 def joined(parts: Sequence[nn.Linear]) -> nn.Linear:
     """One layer that gives the outputs of all parts, side by side."""
     first = parts[0]
-    bias = [part.bias for part in parts if part.bias is not None]
+    bias: list[torch.Tensor] = [part.bias.detach() for part in parts if part.bias is not None]
     with torch.device("meta"):
         whole = nn.Linear(first.in_features, sum(part.out_features for part in parts), bias=bool(bias))
     whole.weight = nn.Parameter(torch.cat([part.weight.detach() for part in parts]), requires_grad=False)
     if bias:
-        whole.bias = nn.Parameter(torch.cat(bias).detach(), requires_grad=False)
+        whole.bias = nn.Parameter(torch.cat(bias), requires_grad=False)
     return whole

@@ -3,37 +3,56 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from cloud.engines.decoder import FAMILIES, Decoder
 from cloud.engines.kv import KvShape, Slab
 from cloud.engines.numerics import DTYPES, Numerics
-from cloud.engines.ragged import ATTENTION, AttentionShape, Span, lay_out
+from cloud.engines.ragged import ATTENTION, AttentionShape, Layout, Span, lay_out
 from cloud.engines.rows import PackedLinear, TiledActivation, TiledLinear, find_spans, replace_modules
 from protocol.errors import ModelError, NumericsError
 
+log = logging.getLogger(__name__)
+
+PROBE = 8  # tokens
 ACTIVATION_PACKAGES = ("transformers.activations", "torch.nn.modules.activation")
+
+
+class Whole(nn.Module):
+    """transformers' own forward, of any causal LM that calls the attention interface, as `Decoder` takes and gives."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, kept: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """ids, positions: [rows]; kept: [n] rows. Returns their logits [n, vocab]."""
+        return self.model(
+            input_ids=ids[None], position_ids=positions[None], logits_to_keep=kept, use_cache=False, layout=layout
+        ).logits[0]
 
 
 class Forward:
     """The model with its attention over slabs, and with the numerics that were asked for."""
 
-    def __init__(self, model: PreTrainedModel, numerics: Numerics, where: str) -> None:
+    def __init__(self, model: Whole | Decoder, config: PretrainedConfig, numerics: Numerics, where: str) -> None:
         self.model = model
         self.numerics = numerics
         self.where = where
-        config = model.config.get_text_config()
+        self.name: str = config.model_type
         heads = config.num_attention_heads
         key_heads = getattr(config, "num_key_value_heads", None) or heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         self.num_logits: int = config.vocab_size
-        self.dtype: torch.dtype = model.dtype
+        self.dtype = next(model.parameters()).dtype
         self.kv_shape = KvShape(config.num_hidden_layers, key_heads, head_dim, self.dtype)
         groups = heads // key_heads
         if numerics.exact:
@@ -48,12 +67,11 @@ class Forward:
         layout = lay_out(spans, self.shape, self.dtype, len(ids) + len(padding))
         with torch.inference_mode():
             return self.model(
-                input_ids=torch.tensor([[*ids, *padding]]),
-                position_ids=torch.tensor([[*positions, *padding]]),
-                logits_to_keep=torch.tensor(kept, dtype=torch.int64),
-                use_cache=False,
-                layout=layout,
-            ).logits[0]
+                torch.tensor([*ids, *padding]),
+                torch.tensor([*positions, *padding]),
+                torch.tensor(kept, dtype=torch.int64),
+                layout,
+            )
 
     def draft_slots(self, rows: int) -> int:
         """Slots that a draft of so many rows may write; see `Span.spare`."""
@@ -89,7 +107,7 @@ class Forward:
             alone = run([len(head)], 0, range(-1, 3), tail)  # [5, logits]
         except (TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
             raise ModelError(
-                f"{type(self.model).__name__} does not run through the attention interface: {error}",
+                f"{self.name} does not run through the attention interface: {error}",
                 where=self.where,
                 remedy="Use a model family that does, such as llama or qwen2",
             ) from error
@@ -137,8 +155,26 @@ def load_model(directory: Path, dtype: str, numerics: Numerics) -> Forward:
             where=str(directory),
             remedy="Export the target again with `python -m tools.export target`",
         ) from error
-    prepare(model, numerics)
-    return Forward(model, numerics, str(directory))
+    forward = Forward(Whole(model), model.config.get_text_config(), numerics, str(directory))
+    if forward.name in FAMILIES:
+        shorten(forward, model)
+    prepare(forward.model, numerics)
+    return forward
+
+
+def shorten(forward: Forward, model: PreTrainedModel) -> None:
+    """Put a `Decoder` in the place of transformers' own forward where both give the same logits, but for rounding."""
+
+    def logits() -> torch.Tensor:
+        ids = range(PROBE)
+        return forward([Span(forward.new_slab(PROBE, 0), 0, 0, PROBE, ())], ids, ids).float()
+
+    whole, expected = forward.model, logits()
+    forward.model = Decoder(model)
+    off = float((logits() - expected).abs().max() / expected.abs().max())
+    if not off <= torch.finfo(forward.dtype).eps ** 0.5:  # nor where either is not a number
+        log.warning("%s runs by transformers' own forward, from which ours is off by %.1e", forward.where, off)
+        forward.model = whole
 
 
 def prepare(model: nn.Module, numerics: Numerics) -> None:
