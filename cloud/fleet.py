@@ -107,7 +107,7 @@ class Fleet:
         self._scale = self._autoscale(config.least)
         self._backoff = backoff or Backoff(PAUSE_MOST_S)
         self._name = name
-        self._start_at = 0.0
+        self._pauses: list[float] = []  # until when the place of each of the dead stays empty
         self._fruitless = 0
         self._closing: float | None = None
 
@@ -139,7 +139,7 @@ class Fleet:
             if self._fruitless >= FRUITLESS and self._served_by_none:
                 what = f"{self._fruitless} replicas in a row ended before they served: {error or 'without an error'}"
                 self._fail(OutriderError(what, where="replicas", remedy="See their log above"), now)
-        self._start_at = max(self._start_at, now + pause_s)
+        self._pauses.append(now + pause_s)
 
     def renew(self, config: ReplicasConfig) -> None:
         """Replace every member, one after the other, each once its successor serves."""
@@ -166,14 +166,14 @@ class Fleet:
         serving = [member for member in self.members.values() if member.serves]
         wanted = self._scale.look([member.load for member in serving], now)
         staying = [member for member in self.members.values() if member.leaving is None]
-        spare = any(member.generation != self.generation for member in staying)
         if len(serving) > wanted and len(staying) == len(self.members):
             leaver = min(serving, key=lambda member: (member.generation, member.load.sessions))
             orders += self._leave(leaver, now)
             staying.remove(leaver)
-        if now >= self._start_at:
-            orders += [self._start(now) for _ in range(wanted + spare - len(staying))]
-        return orders
+        spare = any(member.generation != self.generation for member in staying)
+        self._pauses = [end for end in self._pauses if end > now]
+        missing = wanted + spare - len(staying) - len(self._pauses)
+        return orders + [self._start(now) for _ in range(missing)]
 
     def _judge(self, member: Member, now: float) -> list[Order]:
         """Whether one has had its time."""

@@ -82,7 +82,7 @@ def serve(
         most=most,
         cpus=0.1,
         queue_low_s=0.01,
-        queue_high_s=0.1,
+        queue_high_s=0.06,
         settle_s=settle_s,
         hang_s=hang_s,
         drain_s=5.0,

@@ -174,7 +174,7 @@ def test_sessions_spread_and_outlive_every_kind_of_death(fleet):
     fleet.serve("--hang-s", "2", "--row-s", "0.002")
     first = set(fleet.up)
     boards = fleet.boards(9)
-    streams = open_all(boards, 1500)
+    streams = open_all(boards, 800)
     fleet.until(lambda: sum(owners(streams).values()) == 9)
     assert set(owners(streams)) == first and len(first) == 3
     killed, hung, sick = sorted(first)
@@ -195,14 +195,14 @@ def test_sessions_spread_and_outlive_every_kind_of_death(fleet):
     leaver = fleet.up[0]
     os.kill(fleet.pid(leaver), signal.SIGTERM)
     fleet.until(lambda: fleet.states[leaver].status == "gone" and len(fleet.up) == 3)
-    finish(streams, 1500)
+    finish(streams, 800)
     assert f"({leaver} pid=" in fleet.text
 
 
 def test_sigterm_drains_all_and_another_fleet_goes_on(fleet):
     fleet.serve()
     first = set(fleet.up)
-    streams = open_all(fleet.boards(4), 600)
+    streams = open_all(fleet.boards(4), 300)
     fleet.until(lambda: all(len(stream.run.window.committed) > 20 for stream in streams if stream.run))
     fleet.command.terminate()
     assert fleet.exit_code() == 0
@@ -211,14 +211,14 @@ def test_sigterm_drains_all_and_another_fleet_goes_on(fleet):
     leaves, drains = text.rindex("leaves the share"), text.index(" drains")
     assert leaves < drains, "nobody drains towards one that drains as well"
     fleet.serve("--least", "1", "--most", "1", replicas=1)
-    finish(streams, 600)
+    finish(streams, 300)
     assert not set(fleet.up) & first
 
 
 def test_sighup_replaces_all_and_is_not_noticed(fleet):
     fleet.serve("--least", "2", "--most", "2", replicas=2)
     first = set(fleet.up)
-    streams = open_all(fleet.boards(4), 2000)
+    streams = open_all(fleet.boards(4), 1000)
     fleet.until(lambda: sum(owners(streams).values()) == 4)
     fleet.command.send_signal(signal.SIGHUP)
     least = [2]
@@ -229,13 +229,13 @@ def test_sighup_replaces_all_and_is_not_noticed(fleet):
 
     fleet.until(replaced)
     assert least == [2], "new ones are up before old ones leave"
-    finish(streams, 2000)
+    finish(streams, 1000)
 
 
 def test_queues_make_a_replica_more_and_idleness_one_fewer(fleet):
-    fleet.serve("--least", "1", "--most", "2", "--settle-s", "1", "--row-s", "0.02", "--rows", "1", replicas=1)
+    fleet.serve("--least", "1", "--most", "2", "--settle-s", "1", "--row-s", "0.015", "--rows", "4", replicas=1)
     first = fleet.up[0]
-    boards = fleet.boards(8)
+    boards = fleet.boards(12)
     streams = open_all(boards, 60)
     fleet.until(lambda: len(fleet.up) == 2)
     late = [board.open(make_request(50 + i, max_tokens=20)) for i, board in enumerate(boards)]
