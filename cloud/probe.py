@@ -15,6 +15,7 @@ SIZES = (1, 8, 32, 64)  # rows that draw tokens
 ROUNDS = 3
 SESSIONS = 4
 PROMPT, LENGTH = 32, 256  # tokens
+PROBE = "(probe)"  # a tenant that no device can have the name of
 
 
 def probe(engine: Engine, limit_s: float, draft_rows: int, clock: Callable[[], float] = time.monotonic) -> StepCost:
@@ -25,7 +26,7 @@ def probe(engine: Engine, limit_s: float, draft_rows: int, clock: Callable[[], f
     """
     cost, keys = StepCost(), list[int]()
     length = min(LENGTH, engine.info.context)
-    prompt = list(islice(cycle(range(engine.info.vocab_size)), min(PROMPT, length // 2)))
+    prompt_len = min(PROMPT, length // 2)
 
     def room() -> bool:
         """Whether one more fits: all read the prompt and hold a whole draft from the first step on."""
@@ -33,7 +34,9 @@ def probe(engine: Engine, limit_s: float, draft_rows: int, clock: Callable[[], f
 
     def open_session() -> int:
         key = -1 - len(keys)
-        engine.open(key, prompt, Sampling(), length)
+        # No two begin alike: what is held of one text is not evaluated again for another.
+        prompt = islice(cycle(range(engine.info.vocab_size)), len(keys), len(keys) + prompt_len)
+        engine.open(key, list(prompt), Sampling(), length, PROBE)
         keys.append(key)
         return key
 
@@ -41,20 +44,20 @@ def probe(engine: Engine, limit_s: float, draft_rows: int, clock: Callable[[], f
         if clock() < deadline and rows + prefill == sum(one.rows + len(one.draft) for one in work):
             outcome = engine.step(Plan(work))
             if not outcome.failed:
-                cost.learn(rows, outcome.seconds, len(prompt) * len(work), prefill)
+                cost.learn(rows, outcome.seconds, prompt_len * len(work), prefill)
 
     try:
         while len(keys) < SESSIONS and room():
             open_session()
         if not (keys and limit_s):
             return cost
-        engine.step(Plan([Work(key, len(prompt)) for key in keys]))
+        engine.step(Plan([Work(key, prompt_len) for key in keys]))
         deadline = clock() + limit_s
         for turn in range(ROUNDS):
             for rows in SIZES:
                 run(_work(keys, rows, draft_rows), rows)
             if turn and room():
-                reading = Work(open_session(), len(prompt) - 1)
+                reading = Work(open_session(), prompt_len - 1)
                 run([*_work(keys, 1, 0), reading], 1, reading.rows)
     except ModelError:
         pass  # no room after all: what was measured until then has to do

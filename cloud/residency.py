@@ -3,7 +3,9 @@
 A session is resident while blocks are reserved for its text and a whole draft behind it, so that a step never finds
 memory short. Where they do not suffice for all:
 
-- sessions that want nothing at the moment go first, the one that has been idle longest before the others;
+- sessions that want nothing at the moment go first, the one that has been idle longest before the others; but while
+  others keep the engine busy, not before they have been idle for HOLD times as long as evaluating them again will take
+  (the break-even rule of ski rental: whoever soon speaks again costs less where it is);
 - then a session may displace one of a tenant that holds more than its own, by weight, and still will;
 - at last, sessions take turns: one that waits displaces the one that has worked longest, once that has worked WORTH
   times as long as evaluating its text again will take, so that rebuilding stays a small part of the time.
@@ -21,7 +23,8 @@ from cloud.ledger import Ledger
 from cloud.tenants import Tenants
 
 AHEAD = 32  # tokens for which a growing session reserves at once
-WORTH = 4.0
+HOLD = 2.0
+WORTH = 8.0
 LEAST_TURN = 16  # tokens: before, nobody is displaced by one that only waits for its turn
 
 
@@ -104,7 +107,7 @@ class Residency:
         grows = ledger.key in self._reserved
         short = need - self._reserved.get(ledger.key, 0) - self._free
         if short > 0:
-            victims = self._victims(ledger, ledgers, wanting, need, short, grows, cost)
+            victims = self._victims(ledger, ledgers, wanting, need, short, grows, now, cost)
             if victims is None:
                 return False
             for victim in victims:
@@ -124,12 +127,15 @@ class Residency:
         need: int,
         short: int,
         grows: bool,
+        now: float,
         cost: StepCost,
     ) -> list[Ledger] | None:
         """Sessions whose blocks make up for what is short; None where nobody has to go for this one."""
         others = [one for one in ledgers if one.key in self._reserved and one is not ledger]
         idle = sorted((one for one in others if one.key not in wanting), key=lambda one: one.idle_since)
         busy = [one for one in others if one.key in wanting]
+        if busy and not grows:
+            idle = [one for one in idle if now - one.idle_since >= HOLD * _rebuild_s(one, cost)]
         if grows:
             busy.sort(key=lambda one: -one.resident_since)
         else:
@@ -168,4 +174,9 @@ class Residency:
     @staticmethod
     def _had_its_turn(ledger: Ledger, cost: StepCost) -> bool:
         worked_s, committed = ledger.turn
-        return committed >= LEAST_TURN and worked_s >= WORTH * cost.per_prefill_row * ledger.frontier
+        return committed >= LEAST_TURN and worked_s >= WORTH * _rebuild_s(ledger, cost)
+
+
+def _rebuild_s(ledger: Ledger, cost: StepCost) -> float:
+    """About how long evaluating a session's text again takes; long where nothing is known of prefill yet."""
+    return ledger.frontier * (cost.per_prefill_row or cost.seconds(1))
