@@ -184,8 +184,8 @@ class Metrics(Observer):
     def _look_at(self, gateway: Gateway) -> None:
         verifier, engine = gateway.verifier, gateway.verifier.engine
         self._knee.set(knee(verifier.cost, verifier.scheduler.rows))
-        retained = getattr(engine, "retained_blocks", 0)
-        blocks = (engine.num_blocks - engine.free_blocks, retained, engine.free_blocks - retained)
+        free, retained = engine.free_blocks, engine.retained_blocks
+        blocks = (engine.num_blocks - free, retained, free - retained)
         for state, number in zip(BLOCK_STATES, blocks, strict=True):
             self._blocks.labels(state).set(number)
         self._draining.set(verifier.draining)

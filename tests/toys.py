@@ -52,6 +52,10 @@ class ToyEngine:
     def free_blocks(self) -> int:
         return self.num_blocks - sum(map(self.blocks, self.sessions))
 
+    @property
+    def retained_blocks(self) -> int:
+        return 0
+
     def blocks(self, key: int, length: int = 0) -> int:
         """A block is BLOCK tokens."""
         return -(-(length or self.read[key]) // BLOCK)

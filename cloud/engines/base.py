@@ -80,6 +80,10 @@ class Engine(Protocol):
     def free_blocks(self) -> int:
         """Blocks that no open session holds: empty, or of texts that may be forgotten."""
 
+    @property
+    def retained_blocks(self) -> int:
+        """Of the free ones, those of texts that may be forgotten; 0 where the engine cannot tell."""
+
     def blocks(self, key: int, length: int = 0) -> int:
         """The blocks that the session holds alone; with `length`, those that it would hold once a text of `length`
         tokens is evaluated with a whole draft behind it.

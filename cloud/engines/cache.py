@@ -60,6 +60,11 @@ class KvCache:
         shared = sum(len(run.ids) for run in self._runs() if run.users) // self.block
         return self.num_blocks - shared - sum(held.blocks for held in self._open)
 
+    @property
+    def retained_blocks(self) -> int:
+        """Blocks that only closed texts hold."""
+        return self.free_blocks - (self.num_blocks - self._allocated)
+
     def blocks_up_to(self, held: Held, slots: int) -> int:
         """What `held.blocks` will be once slots up to `slots` are written."""
         return (-(-slots // self.block) * self.block - held.run.end) // self.block

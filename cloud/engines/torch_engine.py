@@ -81,6 +81,10 @@ class TorchEngine:
     def free_blocks(self) -> int:
         return self._cache.free_blocks
 
+    @property
+    def retained_blocks(self) -> int:
+        return self._cache.retained_blocks
+
     def blocks(self, key: int, length: int = 0) -> int:
         held = self._sessions[key].held
         return self._cache.blocks_up_to(held, self._slots(length)) if length else held.blocks

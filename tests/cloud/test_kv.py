@@ -68,9 +68,9 @@ def test_a_session_takes_blocks_as_it_grows_and_gives_them_all_back(targets: dic
     engine.evict(0)
     assert engine.blocks(0) == 0 and engine.free_blocks == 8 and engine.pending(0) == 70
     read(engine, 0)
-    assert engine.free_blocks == 5
+    assert engine.free_blocks == 5 and engine.retained_blocks == 0
     engine.close(0)
-    assert engine.free_blocks == 8
+    assert engine.free_blocks == 8 and engine.retained_blocks == 3, "for a text that goes on from it"
 
 
 def test_a_text_that_does_not_fit_even_alone_is_refused(targets: dict[str, Path]) -> None:

@@ -126,6 +126,10 @@ class ReplayEngine:
     def free_blocks(self) -> int:
         return self.num_blocks
 
+    @property
+    def retained_blocks(self) -> int:
+        return 0
+
     def blocks(self, key: int, length: int = 0) -> int:
         return 0
 

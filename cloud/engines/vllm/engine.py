@@ -49,6 +49,10 @@ class VllmEngine:
     def free_blocks(self) -> int:
         return self._kv.block_pool.get_num_free_blocks()
 
+    @property
+    def retained_blocks(self) -> int:
+        return 0
+
     def blocks(self, key: int, length: int = 0) -> int:
         if length:
             return self._blocks_for(length)
