@@ -85,7 +85,7 @@ class Board:
         self._calibrations = {greedy: Calibration() for greedy in (True, False)}
         self._finding = threading.Lock()
         self._target: VerifierState | None = None
-        self._watched = ""
+        self._watched: set[str] = set()
         self._lock = threading.Lock()
         self._runs: list[SessionRun] = []
         self._verifiers: dict[str, VerifierState] = {}
@@ -257,12 +257,14 @@ class Board:
             self._watch(run.window.verifier)
 
     def _watch(self, verifier: str) -> None:
-        """Hear of it when the owner of the latest session dies."""
-        if verifier and verifier != self._watched:
-            if self._watched:
-                self.link.unsubscribe(topics.verifier_state_topic(self._watched))
-            self._watched = verifier
-            self.link.subscribe(topics.verifier_state_topic(verifier))
+        """Hear of it when a session's owner dies; of former owners, only until there is a new one."""
+        if not verifier or verifier in self._watched:
+            return
+        owners = {run.window.verifier for run in self._now_running()}
+        for former in self._watched - owners:
+            self.link.unsubscribe(topics.verifier_state_topic(former))
+        self._watched = (self._watched & owners) | {verifier}
+        self.link.subscribe(topics.verifier_state_topic(verifier))
 
     def _on_state(self, up: bool, reason: str) -> None:
         if not up and not self._closing:

@@ -235,6 +235,23 @@ def test_a_verifier_that_is_shot_is_replaced(fleet):
     assert stream.run.window.epoch >= 1 and second.verifier.tally.committed > 0
 
 
+def test_the_owners_of_all_sessions_of_a_board_are_watched(fleet):
+    """Not only that of the latest: the will is the quickest news, and here the only one."""
+    names = {"v-one", "v-two"}
+    for name in names:
+        fleet.verifier(name, step_s=0.01)
+    board = fleet.board("t.several", policy="none")
+    streams = [board.open(make_request(session, max_tokens=300)) for session in range(1, 7)]
+    wait_for(lambda: {stream.run.window.verifier for stream in streams} == names)
+    first = streams[0].run.window.verifier
+    orphans = [stream for stream in streams if stream.run.window.verifier == first]
+    board.link.publish(topics.verifier_state_topic(first), encode(VerifierState(first, "gone")))
+    wait_for(lambda: all(stream.run.window.epoch == 1 for stream in orphans))
+    for stream in streams:
+        assert read(stream) == plain_decode(PROMPT, SAMPLED, 300)
+        assert stream.run.window.epoch == (stream in orphans)
+
+
 def test_a_verifier_that_hangs_is_left_for_another(fleet):
     """Its connection stays up, so that neither will nor goodbye tells: the silence does."""
     hung = fleet.verifier("v-hangs", step_s=0.008)
