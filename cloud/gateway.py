@@ -94,7 +94,9 @@ class Gateway:
         plan = verifier.plan(now)
         self._publish()
         if plan.work:
-            verifier.settle(self._step(plan), self._clock())
+            outcome = self._step(plan)
+            for _ in verifier.settle_in_parts(outcome, self._clock()):
+                self._publish()
             self._publish()
         else:
             wait = min(verifier.wake_at(now) - now, LOOK_S)

@@ -5,7 +5,7 @@ is handed in, and no message is ever waited for.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
@@ -36,6 +36,7 @@ from protocol.messages import (
     open_key,
 )
 
+PART = 32
 QUEUE_GAIN = 0.1
 PRICE_GAIN = 0.15
 CHOICE = 0.7  # of the price: guesses a little less likely are welcome too, so that there is a choice in every step
@@ -269,6 +270,13 @@ class Verifier:
 
     def settle(self, outcome: Outcome, now: float) -> None:
         """Commit what a step drew."""
+        for _ in self.settle_in_parts(outcome, now):
+            pass
+
+    def settle_in_parts(self, outcome: Outcome, now: float) -> Iterator[None]:
+        """`settle` with a pause after every PART sessions, in which their news may leave: they are on their way while
+        those of the next are made.
+        """
         self.tally.steps += 1
         self.tally.rows += outcome.rows
         if outcome.accepted:
@@ -278,7 +286,7 @@ class Verifier:
         self._learn(outcome)
         step_us = self.step_us
         welcome = self._price * CHOICE if self._price < NOTHING_PAYS else 1.0
-        for key, ids in outcome.accepted.items():
+        for done, (key, ids) in enumerate(outcome.accepted.items(), 1):
             ledger = self._by_key[key]
             base, guessed = ledger.commit(ids, now)
             self.tally.committed += ledger.frontier - base
@@ -286,6 +294,8 @@ class Verifier:
             self._say(ledger, ledger.news(base, now, step_us=step_us, advice=ledger.advise(welcome)))
             if ledger.finish:
                 self._release(ledger)
+            if done % PART == 0:
+                yield
         for key in outcome.evicted:
             if key in self._by_key:
                 ledger = self._by_key[key]

@@ -8,7 +8,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 GOODBYE_S = 0.5  # for the last packet, after what `close` allows for the queue
 READ_AT_ONCE = 64
 WRITE_AT_ONCE = 8 << 10  # bytes of messages at QoS 0: what the socket does not take of them can no longer be dropped
+WIDEST = 4  # bytes of a character in UTF-8
 NO_WILDCARDS = re.compile(r"[^+#\0]*").fullmatch
 TICK_S = 0.5  # keepalive and refresh are looked at this often
 
@@ -143,15 +144,18 @@ class MqttLink:
                 self._pump()
             return taken
 
-    def publish_all(self, messages: Iterable[tuple[str, bytes]]) -> int:
+    def publish_all(self, messages: Sequence[tuple[str, bytes]]) -> int:
         """Send many (topic, payload) at QoS 0, in their order, as `publish` does but with few writes.
 
         Returns how many were dropped. Raises WireError for a topic that cannot be published to, before any is sent.
         """
-        now = time.monotonic()
-        made = [Message(_checked(topic), payload, 0, False, None, now) for topic, payload in messages]
+        for topic, _ in messages:
+            _checked(topic)
         with self._lock:
-            num_dropped = sum([not self._take(message) for message in made])
+            written = self._write(messages)
+            now, num_dropped = time.monotonic(), 0
+            for topic, payload in messages[written:]:
+                num_dropped += not self._take(Message(topic, payload, 0, False, None, now))
             self._pump()
             return num_dropped
 
@@ -247,6 +251,26 @@ class MqttLink:
                 return
         if threading.current_thread() is not self._thread:
             self._wake()  # so that the loop waits for the socket to take the rest
+
+    def _write(self, messages: Sequence[tuple[str, bytes]]) -> int:
+        """Write the first of these past the queues, as long as nothing waits; returns how many."""
+        client, written = self._client, 0
+        if client is None or not self._up or self._close_by is not None or len(self._outbox) or len(self._backlog):
+            return 0
+        while not client.want_write():
+            packets = bytearray()
+            for topic, payload in messages[written:]:
+                if len(packets) >= WRITE_AT_ONCE or len(payload) + WIDEST * len(topic) + 16 > self._packet_limit:
+                    break
+                name, alias = self._aliases.shorten(topic)
+                packets += publish_packet(name, payload, alias=alias)
+                written += 1
+                self._counters.bytes_sent += len(payload)
+            if not packets:
+                break
+            client.write(bytes(packets))
+        self._counters.sent += written
+        return written
 
     def _may_send(self, message: Message, now: float) -> bool:
         if message.expiry_left(now) == 0:

@@ -242,13 +242,12 @@ _decoder = msgspec.msgpack.Decoder(AnyMessage, dec_hook=_unpack_hook)
 
 def encode(message: AnyMessage) -> bytes:
     """The payload of a message. Raises WireError when it would be longer than MAX_PAYLOAD."""
-    fields: list[Any] = [getattr(message, name) for name in message.__struct_fields__]
+    fields: list[Any] = [message.__struct_config__.tag, *msgspec.structs.astuple(message)]
     for default in reversed(message.__struct_defaults__):
         if fields[-1] != default:
             break
         fields.pop()
-    body = [pack(field) if isinstance(field, Ids) else field for field in fields]
-    payload = _encoder.encode([message.__struct_config__.tag, *body])
+    payload = _encoder.encode([pack(field) if type(field) is Ids else field for field in fields])
     if len(payload) > MAX_PAYLOAD:
         raise WireError(
             f"{type(message).__name__} of {len(payload)} bytes is over the limit of {MAX_PAYLOAD}",

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
+import msgspec
 
 from edge.cli import SWITCH_S
 from edge.config import DraftingConfig
@@ -197,7 +198,7 @@ def main(
         range(first, first + devices),
         scripts_of(files, 0, prompt_tokens),
         board_timing(board),
-        DraftingConfig(policy=policy),
+        msgspec.convert({"policy": policy}, DraftingConfig),
         Rests(*clock),
         out,
     )

@@ -9,7 +9,8 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -30,53 +31,71 @@ from tools.twin.replay import ReplayEngine, Script, StepTime
 
 
 class RestingEngine(ReplayEngine):
-    """Steps that take what their `StepTime` says, on a clock that rests."""
+    """Steps that take what their `StepTime` says, on a clock that rests. meanwhile: called while a step waits."""
 
     def __init__(self, scripts: Sequence[Script], time: StepTime, clock: Rests) -> None:
         super().__init__(scripts, time)
         self._clock = clock
-        self.book: Book | None = None
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.latest = Stepped(0.0, 0.0)
         self.steps = 0
 
     def step(self, plan: Plan) -> Outcome:
         began, started = time.monotonic(), self._clock()
         outcome = super().step(plan)
+        self.meanwhile()
         self._clock.sleep_until(started + outcome.seconds)
         outcome.seconds = self._clock() - started
-        if self.book is not None:
-            self.book.note(began, time.monotonic())
-            self.steps += 1
+        self.latest = Stepped(began, time.monotonic())
+        self.steps += 1
         return outcome
 
 
 class NotingGateway(Gateway):
-    """A gateway that notes what comes and what leaves."""
+    """A gateway that notes what comes and what leaves, but writes it down only while the engine is at work."""
 
     def __init__(self, verifier: Verifier, broker: BrokerConfig, clock: Rests, folder: Path) -> None:
         super().__init__(verifier, broker, clock=clock)
         self._came, self._left = Book(folder / "came", Came), Book(folder / "left", Left)
+        self._stepped = Book(folder / "stepped", Stepped)
         self._engine: RestingEngine = verifier.engine  # type: ignore[assignment]
-        self._engine.book = Book(folder / "stepped", Stepped)
+        self._engine.meanwhile = self._write_down
+        self._arrivals: deque[tuple[float, str, bytes]] = deque()
+        self._departures: list[tuple[float, Sequence[Send]]] = []
+        self._first = self._engine.steps
         self.verdicts = 0
 
-    def _on_message(self, topic: str, payload: bytes) -> None:
-        at = time.monotonic()
-        super()._on_message(topic, payload)
-        self._came.note(at, device_number(topics.parse(topic).device), payload[:12])
-
-    def _send(self, sends: Sequence[Send]) -> None:
-        at = time.monotonic()
-        super()._send(sends)
-        for send in sends:
-            self.verdicts += 1
-            if isinstance(commit := send.message, Commit):
-                device = device_number(topics.parse(send.topic).device)
-                self._left.note(at, device, commit.handle, commit.epoch, commit.seq, max(0, self._engine.steps - 1))
+    @property
+    def steps(self) -> int:
+        return self._engine.steps - self._first
 
     def close_books(self) -> None:
-        assert self._engine.book is not None
-        for book in (self._came, self._left, self._engine.book):
+        self._write_down()
+        for book in (self._came, self._left, self._stepped):
             book.close()
+
+    def _on_message(self, topic: str, payload: bytes) -> None:
+        self._arrivals.append((time.monotonic(), topic, payload))
+        super()._on_message(topic, payload)
+
+    def _send(self, sends: Sequence[Send]) -> None:
+        self._departures.append((time.monotonic(), sends))
+        super()._send(sends)
+
+    def _write_down(self) -> None:
+        """What came up to now, the step before this one and what has left since."""
+        for _ in range(len(self._arrivals)):
+            at, topic, payload = self._arrivals.popleft()
+            self._came.note(at, device_number(topics.parse(topic).device), payload[:12])
+        for at, sends in self._departures:
+            self.verdicts += len(sends)
+            for send in sends:
+                if isinstance(commit := send.message, Commit):
+                    device = device_number(topics.parse(send.topic).device)
+                    self._left.note(at, device, commit.handle, commit.epoch, commit.seq, max(0, self.steps - 1))
+        self._departures.clear()
+        if self.steps:
+            self._stepped.note(*self._engine.latest)
 
 
 @click.command()
@@ -113,7 +132,7 @@ def main(
     counters = gateway.link.counters()
     told = {name: getattr(counters, name) for name in ("received", "dropped", "expired", "refused", "connects")}
     tally = verifier.tally
-    told |= {"verdicts": gateway.verdicts, "steps": engine.steps, "committed": tally.committed, "rows": tally.rows}
+    told |= {"verdicts": gateway.verdicts, "steps": gateway.steps, "committed": tally.committed, "rows": tally.rows}
     click.echo(json.dumps(told | {"errors": dict(tally.errors)}))
 
 
