@@ -13,7 +13,6 @@ from typing import Any
 
 from cloud.ledger import Ledger
 from cloud.usage import Observer
-from protocol.errors import OutriderError
 from protocol.topics import tenant_of
 
 log = logging.getLogger(__name__)
@@ -92,11 +91,6 @@ def configure(form: str, verbose: bool = False) -> None:
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     handler.addFilter(Calm())
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler], force=True)
-
-
-def tell_error(error: OutriderError) -> None:
-    """The error that ends a command, for who reads logs by machine."""
-    log.critical("%s", error, extra={"code": type(error).__name__})
 
 
 class LogObserver(Observer):

@@ -26,7 +26,12 @@ from cloud.serving import make_gateway
 from cloud.usage_report import Account, bill
 from cloud.watch import Watch
 from edge.board import Board, Stream
+from link.mqtt import MqttLink
+from protocol import topics
 from protocol.errors import ConfigError, SessionError
+from protocol.messages import Commit, Message, Open, decode, encode
+from protocol.sampling import Sampling
+from protocol.text import Ids
 from tests.boards import PROMPT, SAMPLED, SlowEngine, broker_at, make_board, make_request
 from tests.toys import TARGET, plain_decode
 from tools.broker import Broker, available, free_port
@@ -271,3 +276,62 @@ def test_status_shows_live_figures_beside_what_the_broker_knows(watched):
     assert shown.count("v-watched") == 2 and "tok/s" in shown and "exact-toy" in shown
     gone = subprocess.run([*command, "--http", "http://127.0.0.1:9"], cwd=ROOT, capture_output=True, text=True)
     assert gone.returncode == 69 and "127.0.0.1:9" in gone.stderr and "v-watched" in gone.stdout
+
+
+def test_a_verifier_with_a_real_model_is_watched_from_its_start(tmp_path, smollm2):
+    """As an operator starts it: ready once the model is loaded, JSON on stderr, and a bill after SIGTERM."""
+    port = free_port()
+    with ExitStack() as stack:
+        broker = stack.enter_context(Broker.start())
+        config = tmp_path / "cloud.toml"
+        config.write_text(
+            f'verifier = "v-real"\n[engine]\nmodel = "{smollm2[1]}"\nthreads = 1\nkv_gib = 0.5\n'
+            f"[broker]\nport = {broker.port}\n[scheduler]\nprobe_s = 0.5\n"
+            f'[http]\nport = {port}\n[metering]\ndirectory = "usage"\n[tenants.acme]\nsessions = 1\n'
+            "[limits]\nquiet_s = 60.0\n"  # a device that says nothing more
+        )
+        errors = stack.enter_context(open(tmp_path / "log", "w"))
+        command = [sys.executable, "-m", "cloud", "--log-format", "json", "serve", "--config", str(config)]
+        child = subprocess.Popen(command, cwd=ROOT, stderr=errors)
+        stack.callback(child.wait)
+        stack.callback(child.kill)
+
+        def answer(path: str) -> httpx.Response | None:
+            assert child.poll() is None, (tmp_path / "log").read_text()
+            try:
+                return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=5)
+            except httpx.TransportError:
+                return None
+
+        wait_for(lambda: answer("/readyz"), 60)
+        assert answer("/readyz").json()["what"] == "the engine is being loaded"
+        wait_for(lambda: answer("/readyz").status_code == 200, 120)
+        found: list[Message] = []
+        link = MqttLink(
+            broker_at(broker.port),
+            "device",
+            on_message=lambda topic, payload: found.append(decode(payload)),
+            subscriptions=[(topics.verdict_topic("acme.a"), 0)],
+        ).start()
+        stack.callback(link.close)
+        link.wait_up(LIMIT_S)
+        target = next(
+            sample.labels["target"]
+            for family in text_string_to_metric_families(answer("/metrics").text)
+            for sample in family.samples
+            if sample.name == "outrider_verifier_info"
+        )
+        for session in (1, 2):
+            opened = Open(session, 0, target, 5, Ids((9, 8, 7, 6, 5)), Sampling(), 8)
+            link.publish(topics.open_topic("acme.a", target), encode(opened), qos=1)
+        wait_for(lambda: any(isinstance(message, Commit) and message.finish for message in found))
+        child.terminate()
+        assert child.wait(LIMIT_S) == 0
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert {"time", "level", "logger", "message"} <= set.intersection(*(set(line) for line in lines))
+    (refused,) = [line for line in lines if line.get("code") == "over-limit"]
+    assert (refused["tenant"], refused["device"], refused["session"]) == ("acme", "acme.a", f"{2:016x}")
+    seen = json.loads(usage_of("--config", str(config), "--json"))
+    (account,) = seen["accounts"]
+    assert (account["device"], account["target"], account["tokens"]) == ("acme.a", target, 8)
+    assert account["engine_s"] > 0 and account["prefill_rows"] + account["root_rows"] >= 12
