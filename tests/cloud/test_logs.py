@@ -9,7 +9,7 @@ import logging
 import pytest
 
 from cloud.logs import Calm, JsonFormatter, LogObserver, TextFormatter
-from tests.cloud.test_meter import make_ledger
+from tests.cloud.ledgers import make_ledger
 
 
 class Stage:

@@ -10,7 +10,7 @@ import pytest
 from cloud.cost import StepCost
 from cloud.metrics import Metrics, knee
 from protocol.errors import LinkError
-from tests.cloud.test_meter import grow, make_ledger
+from tests.cloud.ledgers import grow, make_ledger
 from tools.models import ROOT
 
 DASHBOARD = ROOT / "cloud" / "grafana" / "outrider.json"
