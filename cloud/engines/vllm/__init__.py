@@ -9,6 +9,5 @@ for _name, _value in {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the number of threads is ours to set
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
-    "HF_HUB_OFFLINE": "1",  # a target is a directory
 }.items():
     os.environ.setdefault(_name, _value)
