@@ -44,7 +44,7 @@ $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/pip install -q "$(TORCH)"
-	$(BIN)/pip install -q "$(TORCH)" -e ".[edge,cloud,tools,dev]"
+	$(BIN)/pip install -q "$(TORCH)" -e ".[edge,cloud,cluster,tools,dev]"
 	touch $@
 
 $(VLLM_VENV)/.ready: cloud/engines/vllm/cpu-requirements.txt

@@ -7,9 +7,10 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -86,7 +87,7 @@ def serve(
     reached, and what a replica raised that cannot be made with this configuration.
     """
     check(config)
-    with connected(address) as ray:
+    with redirect_stdout(sys.stderr), connected(address) as ray:  # where Ray says what it has to say
         cluster = Cluster(ray, config, reload or (lambda: config), make, configure_logs)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: cluster.stop())
