@@ -1,5 +1,5 @@
-"""What drafts from outside cost inside vLLM: our step beside vLLM's own speculative step of as many rows, and beside its
-plain ones. Run by the interpreter that has vLLM (`tools.vllm`); `tools/bench/vllm_steps.py` is the part that runs there.
+"""What drafts from outside cost inside vLLM: our step beside vLLM's own speculative step of as many rows, and its plain
+ones. `tools/bench/vllm_steps.py` is the part that runs where vLLM is.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def measure(*, threads: int, quick: bool) -> dict[str, object]:
     found = json.loads(done.stdout)
     ms = found["ms"]
     rows = SESSIONS * (1 + DRAFT)
-    ours, theirs = ms[f"ours, {SESSIONS} sessions x {1 + DRAFT} rows"], ms[f"vLLM n-gram, {rows} rows"]
+    ours, theirs = ms[f"ours, {rows} rows"], ms[f"vLLM n-gram, {rows} rows"]
     return {
         "model": "smollm2-135m-instruct",
         "dtype": "float32",

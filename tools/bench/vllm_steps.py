@@ -1,5 +1,5 @@
-"""Steps of vLLM with and without our scheduler and draws, timed in turns in one process. Reads what is asked as JSON from
-stdin, answers as JSON on stdout; see `verifier_vllm.py`.
+"""Steps of vLLM with and without our scheduler and draws, timed in turns in one process: see `verifier_vllm.py`, which
+asks in JSON on stdin and is answered on stdout.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ def ours(asked: dict[str, Any]) -> dict[str, Callable[[], object]]:
         return lambda: engine.step(plan)
 
     guesses = asked["texts"][-1][:draft]
-    rows = 1 + draft
+    rows = sessions * (1 + draft)
     return {
-        f"ours, {sessions} sessions x {rows} rows": rival(0, Sampling(), guesses),
-        f"ours, {sessions} sessions x {rows} rows, T 0.8, top-p 0.95": rival(100, SAMPLED, guesses),
+        f"ours, {rows} rows": rival(0, Sampling(), guesses),
+        f"ours, {rows} rows, T 0.8, top-p 0.95": rival(100, SAMPLED, guesses),
         f"ours, {sessions} rows": rival(200, Sampling(), []),
     }
 
@@ -111,9 +111,8 @@ def main() -> None:
     rivals[f"vLLM n-gram, {rows} rows"] = lambda: seen.append(speculating.step())
     times = round_robin(rivals, rounds=asked["rounds"], warm=WARM)
     seen = seen[WARM:]
-    json.dump(
-        {"ms": {name: ms(taken) for name, taken in times.items()}, "rows_of_ngram": sum(seen) / len(seen)}, answer
-    )
+    found = {"ms": {name: ms(taken) for name, taken in times.items()}, "rows_of_ngram": sum(seen) / len(seen)}
+    json.dump(found, answer)
     answer.close()
 
 
