@@ -131,7 +131,10 @@ def connected(address: str | None) -> Iterator[ModuleType]:
 
 
 class Cluster:
-    """Carries out a fleet's orders, and tells it what becomes of them."""
+    """Carries out a fleet's orders, and tells it what becomes of them.
+
+    Warnings have the replica's name in their format: one that happens to each in turn is no repetition to be left out.
+    """
 
     def __init__(
         self,
@@ -198,7 +201,7 @@ class Cluster:
                 log.info("replica %s drains", id)
                 self._handles[id].actor.stop.remote()
             case Kill(id, why):
-                log.warning("replica %s is ended: %s", id, why)
+                log.warning(f"replica {id} is ended: %s", why)
                 self._end(id)
                 self.fleet.ended(id, time.monotonic())
             case Tell(what):
@@ -268,10 +271,10 @@ class Cluster:
             log.info("replica %s has left", id)
         except self._ray.exceptions.RayTaskError as raised:
             error = raised.cause
-            log.error("replica %s failed: %s", id, error)
+            log.error(f"replica {id} failed: %s", error)
         except self._ray.exceptions.RayError as died:
             error = OutriderError("its process died", where=f"replica {id}")
-            log.warning("replica %s died: %s", id, str(died).splitlines()[0])
+            log.warning(f"replica {id} died: %s", str(died).splitlines()[0])
         self._end(id)
         self.fleet.ended(id, time.monotonic(), error)
 

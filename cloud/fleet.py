@@ -164,7 +164,8 @@ class Fleet:
         if self._closing is not None:
             return orders + self._leave_all(now)
         serving = [member for member in self.members.values() if member.serves]
-        wanted = self._scale.look([member.load for member in serving], now)
+        # Those that have lost the broker have no queue, and no say.
+        wanted = self._scale.look([member.load for member in serving if member.load.serving], now)
         staying = [member for member in self.members.values() if member.leaving is None]
         if len(serving) > wanted and len(staying) == len(self.members):
             leaver = min(serving, key=lambda member: (member.generation, member.load.sessions))

@@ -70,12 +70,12 @@ class Replica:
 
     def load(self) -> Load:
         gateway = self._gateway
-        if gateway is None or not gateway.link.up:
+        if gateway is None:
             return Load()
         now, verifier = time.monotonic(), gateway.verifier
         queued = now - self._pulse.stepped_at < FADE_S
         return Load(
-            serving=True,
+            serving=gateway.link.up,
             sessions=verifier.num_sessions,
             queue_s=verifier.queue_s if queued else 0.0,
             step_us=verifier.step_us,

@@ -176,8 +176,10 @@ def test_who_does_not_leave_in_time_is_ended():
 
 def test_fewer_are_wanted_and_the_emptiest_leaves():
     script = Script(least=1, most=3, settle_s=10.0)
-    script.fleet._scale.wanted = 3
-    script.turn()
+    for _ in range(40):
+        script.serve(sessions=1, queue_s=0.5)
+        script.turn(1.0)
+    assert sorted(script.fleet.members) == ["v1", "v2", "v3"]
     orders: list[Order] = []
     for _ in range(15):
         script.serve("v1", "v3", sessions=4, queue_s=0.0)
@@ -188,6 +190,17 @@ def test_fewer_are_wanted_and_the_emptiest_leaves():
     assert orders == [Retire("v2"), Stop("v2")]
     script.fleet.ended("v2", script.now)
     assert not script.turn(1.0) and sorted(script.fleet.members) == ["v1", "v3"]
+
+
+def test_a_lost_broker_is_no_reason_to_shrink():
+    script = Script(least=1, most=3, settle_s=10.0)
+    for _ in range(40):
+        script.serve(sessions=1, queue_s=0.5)
+        script.turn(1.0)
+    for _ in range(40):
+        for id in script.fleet.members:
+            script.fleet.heard(id, Load(), script.now)
+        assert not script.turn(1.0)
 
 
 def test_a_new_configuration_replaces_all_and_never_fewer_serve():
