@@ -23,14 +23,14 @@ Seconds = Annotated[float, Meta(gt=0)]
 
 class EngineConfig(Section, frozen=True):
     """What runs the target. model: a directory made by `tools.export target`; kind: "vllm" needs `[numerics] mode =
-    "fast"`, see docs/vllm.md; threads: 0 means all cores; kv_gib: memory for the KV caches of all sessions;
-    verify_weights: compare the weights with their digest at start.
+    "fast"`, see docs/vllm.md; threads: 0 means all cores; kv_gib: memory for the KV caches of all sessions, 0 for what
+    the machine has room for, see docs/memory.md; verify_weights: compare the weights with their digest at start.
     """
 
     model: Path
     kind: Literal["torch", "vllm"] = "torch"
     threads: Annotated[int, Meta(ge=0)] = 0
-    kv_gib: Annotated[float, Meta(gt=0)] = 4.0
+    kv_gib: Annotated[float, Meta(ge=0)] = 0.0
     verify_weights: bool = False
 
 
@@ -148,10 +148,10 @@ class HttpConfig(Section, frozen=True):
 
 
 class ReplicasConfig(Section, frozen=True):
-    """A fleet under Ray, see docs/cluster.md. least, most: how many, `least` where `most` is absent; cpus, gpus: of each,
-    as Ray counts them; queue_low_s, queue_high_s: the queue time to keep, by one replica more or fewer after settle_s
-    outside; start_s: until one that has its place must serve; hang_s: until one that says nothing is given up; drain_s:
-    for leaving.
+    """A fleet under Ray, see docs/cluster.md. least, most: how many, `least` where `most` is absent; cpus, gpus: of
+    each, as Ray counts them; queue_low_s, queue_high_s: the queue time to keep, by one replica more or fewer after
+    settle_s outside; start_s: until one that has its place must serve; hang_s: until one that says nothing is given up;
+    drain_s: for leaving.
     """
 
     least: Positive = 1

@@ -29,8 +29,8 @@ class Options:
     """What vLLM is told, by its own names.
 
     kv_cache_memory_bytes: where it is 0, gpu_memory_utilization decides, the share of the device's memory that vLLM
-    takes for everything; max_num_seqs, max_num_batched_tokens: sessions and rows of one step; block_size: tokens of a
-    KV block; max_model_len: tokens of the longest text, 0 for the target's context.
+    takes for everything, and where both are, vLLM; max_num_seqs, max_num_batched_tokens: sessions and rows of one
+    step; block_size: tokens of a KV block; max_model_len: tokens of the longest text, 0 for the target's context.
     """
 
     kv_cache_memory_bytes: int = 2 << 30
@@ -119,7 +119,7 @@ def make_core(directory: Path, dtype: str, options: Options, *, context: int, ma
     }
     if options.kv_cache_memory_bytes:
         arguments["kv_cache_memory_bytes"] = options.kv_cache_memory_bytes
-    else:
+    elif options.gpu_memory_utilization:
         arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
     try:
         config = EngineArgs(**arguments).create_engine_config()
