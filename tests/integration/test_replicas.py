@@ -88,10 +88,10 @@ class Fleet:
     def up(self) -> list[str]:
         return [id for id, state in self.states.items() if state.status == "up"]
 
-    def serve(self, *options: str, model: Path | None = None, replicas: int = 3) -> None:
+    def serve(self, *options: str, replicas: int = 3) -> None:
         """The command, once so many replicas have announced themselves."""
         arguments = ["serve", "--port", str(self.broker.port), "--address", self.address]
-        arguments += ["--model", str(model or self.folder), *options]
+        arguments += ["--model", str(self.folder), *options]
         with open(self.log, "w") as log:
             self.command = subprocess.Popen(
                 [sys.executable, "-m", "tests.replicas", *arguments], cwd=ROOT, env=ENVIRONMENT, stderr=log, text=True
@@ -247,15 +247,7 @@ def test_queues_make_a_replica_more_and_idleness_one_fewer(fleet):
     assert first in fleet.states
 
 
-def test_an_engine_that_cannot_be_had_ends_the_command(fleet):
-    model = fleet.folder / "model"
-    model.write_text("the weights are not there")
-    fleet.serve(model=model, replicas=0)
-    assert fleet.exit_code() == ModelError.exit_code
-    assert "the weights are not there" in fleet.text
-
-
-def test_the_command_starts_a_ray_of_its_own(tmp_path, broker):
+def test_the_command_starts_a_ray_of_its_own_and_ends_with_what_no_replica_can_mend(tmp_path, broker):
     config = tmp_path / "cloud.toml"
     config.write_text(f'[engine]\nmodel = "none"\n[broker]\nport = {broker.port}\n[replicas]\ncpus = 0.1\n')
     command = [sys.executable, "-m", "cloud", "serve", "--config", str(config), "--replicas", "2"]
