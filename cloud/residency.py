@@ -29,17 +29,19 @@ LEAST_TURN = 16  # tokens: before, nobody is displaced by one that only waits fo
 
 
 class Residency:
-    """Reservations of blocks by session. evictions: since the start."""
+    """Reservations of blocks by session. evictions: since the start.
+
+    They are kept as lengths of text and counted in blocks when needed, since what a session shares changes meanwhile.
+    """
 
     def __init__(self, engine: Engine, tenants: Tenants) -> None:
         self.evictions = 0
         self._engine, self._tenants = engine, tenants
-        self._reserved: dict[int, int] = {}  # blocks by key
-        self._until: dict[int, int] = {}  # length of the text that they are for
+        self._until: dict[int, int] = {}  # length of the text that blocks are reserved for, by key
         self._waiting: set[int] = set()
 
     def is_resident(self, ledger: Ledger) -> bool:
-        return ledger.key in self._reserved
+        return ledger.key in self._until
 
     def waits(self, ledger: Ledger) -> bool:
         """Whether the session found no room in the latest `admit`."""
@@ -57,7 +59,7 @@ class Residency:
         evicted: list[Ledger] = []
         grown = [ledger for ledger in ledgers if ledger.key in until and until[ledger.key] < ledger.frontier]
         for ledger in sorted(grown, key=lambda one: one.resident_since):
-            if ledger.key in self._reserved and ledger.key in wanting:
+            if ledger.key in until and ledger.key in wanting:
                 self._reserve(ledger, ledgers, wanting, evicted, now, cost)
         waiting = [ledger for ledger in ledgers if ledger.key not in until and ledger.key in wanting]
         behind: set[str] = set()  # tenants of which one waits: none of theirs slips in before it
@@ -70,7 +72,6 @@ class Residency:
 
     def release(self, ledger: Ledger) -> None:
         """The session's blocks are the engine's again."""
-        self._reserved.pop(ledger.key, None)
         self._until.pop(ledger.key, None)
 
     def lost(self, ledger: Ledger, now: float) -> None:
@@ -89,8 +90,14 @@ class Residency:
     @property
     def _free(self) -> int:
         """Blocks that are neither held nor promised."""
-        held = self._engine.blocks
-        return self._engine.free_blocks - sum(max(0, n - held(key)) for key, n in self._reserved.items())
+        promised = sum(self._blocks(key) - self._engine.blocks(key) for key in self._until)
+        return self._engine.free_blocks - promised
+
+    def _blocks(self, key: int) -> int:
+        """Blocks that are held by a session or promised to it. One that goes on from a text that the engine has kept
+        holds some before any are reserved for it.
+        """
+        return max(self._engine.blocks(key), self._engine.blocks(key, self._until.get(key, 0)))
 
     def _reserve(
         self,
@@ -104,8 +111,8 @@ class Residency:
         """Find the blocks that the session needs, at the expense of others if need be."""
         length = min(ledger.frontier + AHEAD, ledger.end)
         need = self._engine.blocks(ledger.key, length)
-        grows = ledger.key in self._reserved
-        short = need - self._reserved.get(ledger.key, 0) - self._free
+        grows = ledger.key in self._until
+        short = need - self._blocks(ledger.key) - self._free
         if short > 0:
             victims = self._victims(ledger, ledgers, wanting, need, short, grows, now, cost)
             if victims is None:
@@ -114,7 +121,7 @@ class Residency:
                 self._engine.evict(victim.key)
                 self.lost(victim, now)
                 evicted.append(victim)
-        self._reserved[ledger.key], self._until[ledger.key] = need, length
+        self._until[ledger.key] = length
         if not grows:
             ledger.enter_cache(now)
         return True
@@ -131,7 +138,7 @@ class Residency:
         cost: StepCost,
     ) -> list[Ledger] | None:
         """Sessions whose blocks make up for what is short; None where nobody has to go for this one."""
-        others = [one for one in ledgers if one.key in self._reserved and one is not ledger]
+        others = [one for one in ledgers if one is not ledger and self._blocks(one.key)]
         idle = sorted((one for one in others if one.key not in wanting), key=lambda one: one.idle_since)
         busy = [one for one in others if one.key in wanting]
         if busy and not grows:
@@ -145,7 +152,7 @@ class Residency:
             rest = sorted((one for one in busy if one not in turns), key=lambda one: one.frontier)
             busy = turns
             for one in rest:
-                left = beyond.get(one.tenant, 0.0) - self._reserved[one.key]
+                left = beyond.get(one.tenant, 0.0) - self._blocks(one.key)
                 if left >= 0:
                     beyond[one.tenant] = left
                     busy.append(one)
@@ -154,7 +161,7 @@ class Residency:
             if short <= 0:
                 break
             chosen.append(one)
-            short -= self._reserved[one.key]
+            short -= self._blocks(one.key)
         return chosen if short <= 0 else None
 
     def _rich(self, ledger: Ledger, ledgers: Sequence[Ledger], need: int) -> dict[str, float]:
@@ -166,7 +173,7 @@ class Residency:
             return {}
         held = dict.fromkeys(names, 0)
         for one in ledgers:
-            held[one.tenant] += self._reserved.get(one.key, 0)
+            held[one.tenant] += self._blocks(one.key)
         weights = self._tenants.weights(names)
         own = (held[ledger.tenant] + need) / weights[ledger.tenant]
         return {name: held[name] - own * weights[name] for name in names}

@@ -34,6 +34,24 @@ class Timed(ToyEngine):
         return outcome
 
 
+class Keeping(Timed):
+    """Holds closed texts for those that go on from them, at no cost in blocks."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(**options)
+        self.kept: list[list[int]] = []
+
+    def open(self, key, ids, sampling, length, tenant="") -> None:
+        super().open(key, ids, sampling, length, tenant)
+        for text in self.kept:
+            if list(ids[: len(text)]) == text:
+                self.read[key] = len(text)
+
+    def close(self, key: int) -> None:
+        self.kept.append(self.sessions[key][0][: self.read[key]])
+        super().close(key)
+
+
 class Evictions(Observer):
     def __init__(self) -> None:
         self.of: Counter[int] = Counter()
@@ -45,8 +63,8 @@ class Evictions(Observer):
 class Room:
     """A verifier, and devices that acknowledge what they hear; `patience_s` by session."""
 
-    def __init__(self, num_blocks: int, *, draft_rows: int = 4) -> None:
-        self.engine = Timed(num_blocks=num_blocks, context=128)
+    def __init__(self, num_blocks: int, *, draft_rows: int = 4, engine: type[Timed] = Timed) -> None:
+        self.engine = engine(num_blocks=num_blocks, context=128)
         self.seen = Evictions()
         self.at = Verifier(
             "v",
@@ -63,10 +81,19 @@ class Room:
         self._devices: dict[int, str] = {}
         self.opened: dict[int, Opened] = {}
 
-    def open(self, session: int, *, device: str = "t.board", prompt_len: int = 8, tokens: int = 24, patience=0) -> None:
-        prompt = tuple(1 + (session * 7 + i * i) % 60 for i in range(prompt_len))
+    def open(
+        self,
+        session: int,
+        *,
+        device: str = "t.board",
+        prompt_len: int = 8,
+        tokens: int = 24,
+        patience: int = 0,
+        prompt: tuple[int, ...] = (),
+    ) -> None:
+        prompt = prompt or tuple(1 + (session * 7 + i * i) % 60 for i in range(prompt_len))
         self.prompts[session], self.texts[session] = prompt, list(prompt)
-        message = Open(session, 0, TARGET, prompt_len, Ids(prompt), Sampling(seed=session), tokens, (), patience)
+        message = Open(session, 0, TARGET, len(prompt), Ids(prompt), Sampling(seed=session), tokens, (), patience)
         self.at.receive(topics.open_topic(device, TARGET), encode(message), self.now)
         self._devices[session] = device
         self._hear()
@@ -135,6 +162,33 @@ def test_eight_times_as_many_sessions_as_fit_all_finish_with_the_same_text():
     room.run()
     room.check_texts()
     assert room.engine.sessions == {} and room.engine.free_blocks == room.engine.num_blocks
+
+
+def test_a_next_turn_that_holds_most_blocks_from_the_start_is_served():
+    room = Room(num_blocks=10, engine=Keeping)
+    room.open(1, tokens=48)
+    room.run()
+    room.open(2, prompt=tuple(room.texts[1]), tokens=20)
+    assert room.engine.free_blocks == 10 - 7 and room.engine.pending(2) == 1
+    room.run()
+    room.check_texts()
+    assert not room.seen.of
+
+
+def test_a_next_turn_whose_board_is_silent_makes_room_for_others():
+    room = Room(num_blocks=10, engine=Keeping)
+    room.open(1, tokens=48)
+    room.run()
+    room.open(2, prompt=tuple(room.texts[1]), tokens=20, patience=10**9)
+    room.open(3, tokens=24)
+    while 3 not in room.finished:
+        assert room.step() or room.now < 60
+        room.now += 0.01
+    assert room.seen.of == {2: 1}
+    room.draft(2, [1])
+    while len(room.texts[2]) == len(room.prompts[2]):
+        assert room.step()
+    room.check_texts()
 
 
 def test_where_all_fit_nobody_is_evicted():
