@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 STATE_EXPIRY_S = 120
 MOST_WAITING = 10_000
+GARBAGE = 20_000  # objects made and not given back, until those that hold each other are looked for
 LOOK_S = 1.0
 TELL_S = 60.0
 LATE_S = 0.2
@@ -60,8 +61,10 @@ class Gateway:
 
     def run(self) -> None:
         """Serve until `stop`, then move the sessions on and say goodbye."""
+        # Libraries' hundred thousands of objects are not gone through between steps, nor the sessions' after every few.
         gc.collect()
-        gc.freeze()  # a library's hundred thousands of objects, gone through in the middle of a step, would take longer
+        gc.freeze()
+        gc.set_threshold(GARBAGE, *gc.get_threshold()[1:])
         self.link.start()
         try:
             while not self._stopping:
@@ -82,7 +85,8 @@ class Gateway:
     def _turn(self) -> None:
         verifier = self.verifier
         while self._inbox:
-            verifier.receive(*self._inbox.popleft())
+            topic, payload, came_at = self._inbox.popleft()
+            verifier.receive(topic, payload, came_at, self._clock() - came_at)
         now = self.turned_at = self._clock()  # not before what was received came
         if now >= self._tell_at:
             self._tell_state("up")

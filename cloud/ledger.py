@@ -228,14 +228,15 @@ class Ledger:
 
     def commit(self, accepted: Sequence[int], now: float) -> tuple[int, int]:
         """Append what a step drew, up to a stop id or the end. Returns (base, how many ids had been guessed)."""
-        base = self.frontier
+        text, hashes = self.text, self.hashes
+        base = len(text)
         ids: list[int] = []
         for id in accepted:
             ids.append(id)
-            self.text.append(id)
-            self.hashes.append(extend_hash(self.hashes[-1], id))
-            self.finish = self._finish_at(self.frontier - 1)
-            if self.finish:
+            text.append(id)
+            hashes.append(extend_hash(hashes[-1], id))
+            if id in self.stop_ids or len(text) >= self.end:
+                self.finish = self._finish_at(len(text) - 1)
                 break
         self._judge(ids)
         guessed = len(self.tree.advance(ids))
