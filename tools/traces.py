@@ -40,8 +40,11 @@ class Trace(msgspec.Struct, frozen=True):
         return sum(ids[0] == id for ids, id in zip(self.draft_ids, self.target, strict=True)) / len(self.target)
 
 
-RECORDED = Path(__file__).parent / "twin" / "traces" / "qwen-coder-0.5b-to-1.5b.json"
+FOLDER = Path(__file__).parent / "twin" / "traces"
+RECORDED = FOLDER / "qwen-coder-0.5b-to-1.5b.json"
 """Four chat prompts, 128 greedy tokens each of Qwen2.5-Coder-1.5B-Instruct, with the eight best of the 0.5B one."""
+RECORDED_SMOLLM2 = FOLDER / "smollm2-135m-q4-to-135m.json"
+"""Chat prompts, up to 80 greedy float32 tokens each of SmolLM2-135M-Instruct, with the best two of its 4-bit self."""
 
 
 def load(path: str | Path = RECORDED) -> list[Trace]:
