@@ -85,15 +85,17 @@ class Engine(Protocol):
         """Of the free ones, those of texts that may be forgotten; 0 where the engine cannot tell."""
 
     def blocks(self, key: int, length: int = 0) -> int:
-        """The blocks that the session holds alone; with `length`, those that it would hold once a text of `length`
-        tokens is evaluated with a whole draft behind it.
+        """The blocks that the session holds alone, which evicting it gives; with `length`, those that it would hold
+        alone once a text of `length` tokens is evaluated with a whole draft behind it. What others share with it
+        changes both alike, so their difference is what it still takes.
         """
 
     def open(self, key: int, ids: Sequence[int], sampling: Sampling, length: int, tenant: str = "") -> None:
         """Add a session whose text is `ids` and may grow to `length` tokens (drafts not counted).
 
-        It takes blocks only as it steps. Of what the engine still holds of another text of this tenant that begins
-        alike, nothing is evaluated again; see `pending`. `key` is unique among open sessions.
+        Of what the engine still holds of another text of this tenant that begins alike, nothing is evaluated again
+        (see `pending`), and its blocks are the session's from now on; it takes others as it steps. `key` is unique
+        among open sessions.
         Raises ModelError when the session does not fit even alone.
         """
 
@@ -104,7 +106,8 @@ class Engine(Protocol):
         """Run one forward pass for all of `plan`, draw a token behind each root row and accepted draft row, and walk
         the drafts by equality: a draft id is accepted when it is the id drawn at its position behind accepted rows.
 
-        The caller sees to it that the blocks of all its sessions suffice.
+        The caller sees to it that the blocks of all its sessions suffice; where they do not, some are evicted. Work
+        whose rows another session of the step evaluates too may be left for the next one.
         """
 
     def evict(self, key: int) -> None:

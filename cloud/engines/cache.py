@@ -65,9 +65,14 @@ class KvCache:
         """Blocks that only closed texts hold."""
         return self.free_blocks - (self.num_blocks - self._allocated)
 
+    def blocks(self, held: Held) -> int:
+        """Blocks that no other open session holds: what evicting this one gives."""
+        return held.blocks + sum(len(run.ids) for run in held.run.path() if run.users == 1) // self.block
+
     def blocks_up_to(self, held: Held, slots: int) -> int:
-        """What `held.blocks` will be once slots up to `slots` are written."""
-        return (-(-slots // self.block) * self.block - held.run.end) // self.block
+        """The same, once slots up to `slots` are written."""
+        others = sum(len(run.ids) for run in held.run.path() if run.users > 1)
+        return -(-slots // self.block) - others // self.block
 
     def open(self, tenant: str, ids: Sequence[int]) -> Held:
         """A new session's part, with as much of its text as is held already. May raise ModelError; see `Slab`."""

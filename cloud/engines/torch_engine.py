@@ -87,7 +87,7 @@ class TorchEngine:
 
     def blocks(self, key: int, length: int = 0) -> int:
         held = self._sessions[key].held
-        return self._cache.blocks_up_to(held, self._slots(length)) if length else held.blocks
+        return self._cache.blocks_up_to(held, self._slots(length)) if length else self._cache.blocks(held)
 
     def _slots(self, length: int) -> int:
         """That a text of `length` tokens and a whole draft behind it may write."""

@@ -328,3 +328,17 @@ def test_texts_of_random_beginnings_decode_as_alone(targets: dict[str, Path]) ->
         assert write(engine, key, 3) == truth[key]
         if generator.random() < 0.4:
             engine.close(key)
+
+
+def test_who_shares_with_nobody_any_more_holds_it_alone(targets: dict[str, Path]) -> None:
+    engine = small(targets["llama"], 20)
+    [text] = prompts(110)
+    for key in range(2):
+        engine.open(key, text, GREEDY, 150)
+        read(engine, key)
+    assert engine.free_blocks == 20 - 3 - 2
+    grows = engine.blocks(1, 140) - engine.blocks(1)
+    engine.close(0)
+    assert engine.blocks(1) == 4 and engine.blocks(1, 140) - engine.blocks(1) == grows
+    engine.evict(1)
+    assert engine.free_blocks == 20
