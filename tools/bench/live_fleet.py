@@ -10,7 +10,6 @@ import json
 import select
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from edge.session import Request, Timing
 from edge.window import Window
 from link.config import BrokerConfig
 from protocol import topics
-from protocol.messages import AnyMessage, Commit, Draft, Error, decode, encode
+from protocol.messages import AnyMessage, Commit, Draft, decode, encode
 from protocol.sampling import Sampling
 from tools.bench.crowd import Crowd, Wire
 from tools.bench.live_echo import CALL, ECHO
@@ -60,7 +59,6 @@ class Fleet(World):
         self.drafts = self.others = self.verdicts = self.echoed = self.called = self.texts = self.wrong = 0
         self.echo_s: list[float] = []
         self.open = True
-        self.problems: Counter[str] = Counter()
         for i, name in enumerate(self._wires):
             self.at(clock() + 2.0 * i / len(self._wires), self._begin, name)
 
@@ -132,8 +130,6 @@ class Fleet(World):
             left_at = self._unanswered[wire.name].pop(message.seq, None)
             if left_at is not None:
                 self._book.note(left_at, at, device_number(wire.name), message.handle, message.epoch, message.seq)
-        elif isinstance(message, Error):
-            self.problems[f"{message.code}: {message.what}"] += 1
         if self.open:
             self.at(self._clock() + REACTION_S, self._hear, wire.name, message)
 
@@ -207,7 +203,7 @@ def main(
     fleet.close()
     told = {
         name: getattr(fleet, name)
-        for name in ("drafts", "others", "verdicts", "called", "echoed", "texts", "wrong", "echo_s", "problems")
+        for name in ("drafts", "others", "verdicts", "called", "echoed", "texts", "wrong", "echo_s")
     }
     click.echo(json.dumps(told))
 

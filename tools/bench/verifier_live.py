@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -37,7 +36,6 @@ BOARD, POLICY = "orin-nano", "chain"
 PERIOD_S, REST_S = 5.0, 1.0
 WARM_S = 15.0  # until memory is looked at: all have had a text or two
 SETTLE_S = 2.0
-START_S = 12.0
 PARTS = ("up", "queue", "step", "settle", "down")
 TAG = bytes([TAGS + 3])  # of a `Draft`
 
@@ -70,52 +68,53 @@ def cpu_s(pid: int) -> float:
 
 
 def measure(*, threads: int, quick: bool) -> dict[str, Any]:
-    """threads is of no use here: nothing computes but the gateway."""
+    """threads is of no use here: nothing computes but the gateway. Raises OutriderError as `play` does."""
     return play(60.0 if quick else 600.0)
 
 
-def play(run_s: float) -> dict[str, Any]:
+def play(run_s: float, devices: int = DEVICES, warm_s: float = WARM_S) -> dict[str, Any]:
     """Raises OutriderError when a process does not start, or ends before its time."""
-    clock = [str(time.monotonic() + START_S), str(PERIOD_S), str(REST_S)]
+    clock = [str(time.monotonic()), str(PERIOD_S), str(REST_S)]
     with ExitStack() as scene:
         stage = scene.enter_context(Stage())
         port = f"--port={stage.broker().port}"
         common = [port, f"--traces={RECORDED}", f"--prompt-tokens={PROMPT_TOKENS}", "--clock", *clock]
-        engine = [f"--folder={stage.folder}", f"--sessions={2 * DEVICES}", f"--step-s={STEP_S}"]
+        engine = [f"--folder={stage.folder}", f"--sessions={2 * devices}", f"--step-s={STEP_S}"]
         verifier = stage.serve(["-m", "tools.bench.live_verifier", *common, *engine], core=0, stdout=subprocess.PIPE)
         stage.serve(["-m", "tools.bench.live_echo", port], core=0, stdin=subprocess.PIPE)
-        fleets = []
-        for i in range(PROCESSES):
-            share = DEVICES // PROCESSES
-            numbers = [f"--first={i * share}", f"--devices={share}", f"--out={stage.folder / f'fleet-{i}'}"]
-            boards = [f"--board={BOARD}", f"--policy={POLICY}"]
-            fleet = spawn(
-                ["-m", "tools.bench.live_fleet", *common, *numbers, *boards],
+        books = [stage.folder / f"fleet-{i}" for i in range(PROCESSES)]
+        share = devices // PROCESSES
+        boards = ["-m", "tools.bench.live_fleet", *common, f"--board={BOARD}", f"--policy={POLICY}"]
+        fleets = [
+            spawn(
+                [*boards, f"--out={book}", f"--first={i * share}", f"--devices={share}"],
                 core=1,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )
+            for i, book in enumerate(books)
+        ]
+        for fleet in fleets:
             scene.callback(last_words, fleet)
-            fleets.append(fleet)
-        memory = Memory(verifier.pid)
         pids = {"gateway": [verifier.pid], "broker": [stage.broker_pid], "devices": [fleet.pid for fleet in fleets]}
-        begin = float(clock[0]) + WARM_S
-        time.sleep(max(0.0, begin - time.monotonic()))
+        time.sleep(warm_s)
+        begin, memory = time.monotonic(), Memory(verifier.pid)
         before = {name: sum(map(cpu_s, these)) for name, these in pids.items()}
         while (left := begin + run_s - time.monotonic()) > 0:
             memory.look()
             time.sleep(min(1.0, left))
-        used = {name: sum(map(cpu_s, these)) - before[name] for name, these in pids.items()}
+        cpu = {name: (sum(map(cpu_s, these)) - before[name]) / run_s for name, these in pids.items()}
         tell(fleets, "be still")
         time.sleep(SETTLE_S)
         verifier.terminate()
         counted = hear(verifier)
         tell(fleets, "the end")
         told = [hear(fleet) for fleet in fleets]
-        verdicts = [one for i in range(PROCESSES) for one in read(stage.folder / f"fleet-{i}", Verdict)]
-        parts, matched = join(verdicts, stage.folder, begin)
+        verdicts = [one for book in books for one in read(book, Verdict)]
+        parts, found = join(verdicts, stage.folder, begin)
         stepped = [one for one in read(stage.folder / "stepped", Stepped) if one.began >= begin]
-    return summary(parts, matched, stepped, counted, told, memory, {n: u / run_s for n, u in used.items()}, run_s)
+    facts = {"devices": devices, "seconds": run_s, "verdicts": len(parts), "found": found}
+    return facts | times(parts, stepped, told) | counts(counted, told) | {"memory": memory.figures(), "cpu": cpu}
 
 
 def tell(fleets: Sequence[subprocess.Popen[str]], what: str) -> None:
@@ -186,42 +185,36 @@ def quantiles(seconds: NDArray[np.float64] | Sequence[float]) -> dict[str, float
     return {name: round(float(np.percentile(values, int(name[1:]))), 2) for name in names}
 
 
-def summary(
-    parts: NDArray[np.float64], matched: float, stepped: Sequence[Stepped], counted: dict[str, Any],
-    told: Sequence[dict[str, Any]], memory: Memory, cpu: dict[str, float], run_s: float,
-) -> dict[str, Any]:  # fmt: skip
+def times(
+    parts: NDArray[np.float64], stepped: Sequence[Stepped], told: Sequence[dict[str, Any]]
+) -> dict[str, dict[str, float] | float]:
+    """All in ms. between_steps_ms: for which the engine had nothing to do."""
     up, _, _, settle, down = parts.T
-    rest = quantiles(up + settle + down)
+    beyond = quantiles(up + settle + down)
     echo = quantiles([s for one in told for s in one["echo_s"]])
-    total = {name: sum(one[name] for one in told) for name in told[0] if name not in ("echo_s", "problems")}
-    gaps = [after.began - one.ended for one, after in pairwise(stepped)]
     return {
-        "devices": DEVICES,
-        "step_ms": STEP_S * 1e3,
-        "seconds": run_s,
-        "verdicts": len(parts),
-        "verdicts_found_at_the_gateway": round(matched, 5),
         "verdict_ms": quantiles(parts.sum(axis=1)),
-        "beyond_engine_and_queue_ms": rest,
+        "beyond_engine_and_queue_ms": beyond,
         "echo_ms": echo,
-        "p99_over_echo_ms": round(rest["p99"] - echo["p99"], 2),
-        "parts_ms": {name: quantiles(values) for name, values in zip(PARTS, parts.T, strict=True)},
-        "between_steps_ms": quantiles(gaps),
-        "lost": {
-            "drafts_and_others": total["drafts"] + total["others"] - counted["received"],
-            "verdicts": counted["verdicts"] - total["verdicts"],
-            "echoes": total["called"] - total["echoed"],
-            **{name: counted[name] for name in ("dropped", "expired", "refused")},
-        },
-        "texts": total["texts"],
-        "wrong_texts": total["wrong"],
-        "errors": counted["errors"],
-        "problems": [dict(list(one["problems"].items())[:5]) for one in told],
-        "tokens_per_s": round(counted["committed"] / (run_s + WARM_S), 1),
-        "memory": memory.figures(),
-        "cpu": {name: round(share, 3) for name, share in cpu.items()},
+        "p99_over_echo_ms": round(beyond["p99"] - echo["p99"], 2),
+        **{f"{name}_ms": quantiles(values) for name, values in zip(PARTS, parts.T, strict=True)},
+        "between_steps_ms": quantiles([after.began - one.ended for one, after in pairwise(stepped)]),
     }
 
 
-if __name__ == "__main__":
-    print(json.dumps(play(float(sys.argv[1])), indent=1))
+def counts(counted: dict[str, Any], told: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """counted: by the gateway; told: by the devices, whose numbers must agree with it."""
+    total = {name: sum(one[name] for one in told) for name in told[0] if name != "echo_s"}
+    return {
+        "lost": {
+            "to_the_verifier": total["drafts"] + total["others"] - counted["received"],
+            "to_the_devices": counted["verdicts"] - total["verdicts"],
+            "echoes": total["called"] - total["echoed"],
+            **{name: counted[name] for name in ("dropped", "expired", "refused")},
+        },
+        "steps": counted["steps"],
+        "tokens": counted["committed"],
+        "texts": total["texts"],
+        "wrong_texts": total["wrong"],
+        "errors": counted["errors"],
+    }
