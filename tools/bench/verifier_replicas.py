@@ -31,7 +31,7 @@ from link.config import BrokerConfig
 from link.mqtt import MqttLink
 from protocol import topics
 from protocol.errors import OutriderError
-from protocol.messages import Commit, VerifierState, decode
+from protocol.messages import Commit, Opened, VerifierState, decode
 from protocol.sampling import Sampling
 from tools.bench.record import ms
 from tools.models import prepare
@@ -49,11 +49,14 @@ PROMPT = "Question {0}: tell me how a river of {0} towns came to be.\nAnswer:"
 
 @dataclass
 class Shot:
-    """One kill. orphans: sessions that the victim had; waits: until each had another owner, in s."""
+    """One kill. orphans: sessions that the victim had; waits: until each had another owner, in s; last: nobody else was
+    up, so that they waited for a replica to start.
+    """
 
     at: float
     victim: str
     orphans: list[Stream]
+    last: bool
     waits: list[float] = field(default_factory=list)
 
 
@@ -64,11 +67,12 @@ class Idle:
 
 
 class Ear:
-    """What verifiers say: who is up, and how many tokens were told of."""
+    """What verifiers say: who is up, and which positions of which session each owner of it has drawn."""
 
     def __init__(self, broker: BrokerConfig) -> None:
         self.states: dict[str, VerifierState] = {}
-        self.tokens = 0
+        self._terms: dict[tuple[str, int, int], set[int]] = {}
+        self._said: dict[tuple[int, int, str], set[int]] = {}
         everyone = [(topics.verifier_state_topic("+"), 1), (topics.verdict_topic("+"), 0)]
         self.link = MqttLink(broker, "bench-ear", on_message=self._hear, subscriptions=everyone).start()
 
@@ -76,8 +80,17 @@ class Ear:
         message = decode(payload)
         if isinstance(message, VerifierState):
             self.states[message.verifier] = message
+        elif isinstance(message, Opened):
+            term = (topics.parse(topic).device, message.handle, message.epoch)
+            self._terms[term] = self._said.setdefault((message.session, message.epoch, message.verifier), set())
         elif isinstance(message, Commit):
-            self.tokens += len(message.ids)
+            term = (topics.parse(topic).device, message.handle, message.epoch)
+            self._terms[term].update(range(message.base, message.base + len(message.ids)))
+
+    @property
+    def drawn(self) -> int:
+        """Tokens, each as often as it was drawn; one that was merely told again counts once."""
+        return sum(map(len, self._said.values()))
 
     @property
     def up(self) -> list[str]:
@@ -146,7 +159,7 @@ class Killer:
         found = re.findall(rf"\({victim} pid=(\d+)", self._log.read_text())
         os.kill(int(found[0]), signal.SIGKILL)
         self._ear.states.pop(victim, None)
-        self.shots.append(Shot(time.monotonic(), victim, owned[victim]))
+        self.shots.append(Shot(time.monotonic(), victim, owned[victim], last=up == [victim]))
         return True
 
     def _look(self, now: float) -> None:
@@ -191,10 +204,12 @@ def measure(*, threads: int, quick: bool) -> dict[str, object]:
             player.start()
         killer.run(seconds, over)
         took_s = time.monotonic() - started
-        told, served = ear.tokens, len(re.findall(r"replica \S+ serves", log.read_text()))
+        drawn, served = ear.drawn, len(re.findall(r"replica \S+ serves", log.read_text()))
     expected = undisturbed(target, requests, threads)
     texts = [(text, expected[i]) for i, player in enumerate(players) for text in player.texts]
-    waits = [wait for shot in killer.shots for wait in shot.waits]
+    waits = {
+        last: [wait for shot in killer.shots for wait in shot.waits if shot.last == last] for last in (False, True)
+    }
     return {
         "model": "SmolLM2-135M float32",
         "replicas": REPLICAS,
@@ -204,12 +219,19 @@ def measure(*, threads: int, quick: bool) -> dict[str, object]:
         "texts": len(texts),
         "complete": sum(len(text) == max_tokens for text, _ in texts),
         "identical": sum(text == one for text, one in texts),
-        "moved": len(waits),
-        "reopen_ms": {f"p{share}": ms(float(np.percentile(waits, share))) for share in (50, 95)},
+        "kills_of_the_last": sum(shot.last for shot in killer.shots),
+        "moved": sum(map(len, waits.values())),
+        "reopen_ms": spread(waits[False]),
+        "reopen_ms_after_the_last": spread(waits[True]),
         "tokens": sum(len(text) for text, _ in texts),
-        "tokens_committed_twice": told - sum(len(text) for text, _ in texts),
+        "tokens_committed_twice": drawn - sum(len(text) for text, _ in texts),
         "seconds": round(took_s, 1),
     }
+
+
+def spread(waits: Sequence[float]) -> dict[str, float] | None:
+    """Percentiles in ms; None where nobody waited."""
+    return {f"p{share}": ms(float(np.percentile(waits, share))) for share in (50, 95)} if waits else None
 
 
 def serve(stage: Stage, target: Path) -> Path:
