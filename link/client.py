@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 import ssl
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -78,6 +79,8 @@ class Client(paho.Client):
     def _sock_recv(self, bufsize: int) -> bytes:
         if self._at == len(self._ahead):
             self._ahead, self._at = super()._sock_recv(max(bufsize, READ_BYTES)), 0
+            # What paho does not read itself is a sign of life as well; its name in paho 2.2, and in 2.1.
+            self._last_bytes_received = self._last_msg_in = time.monotonic()
         data = self._ahead[self._at : self._at + bufsize]
         self._at += len(data)
         return data
