@@ -41,8 +41,8 @@ def _make_vllm(config: CloudConfig) -> Engine:
 
     given = config.vllm
     options = Options(
-        kv_cache_memory_bytes=0 if given.gpu_memory_utilization else int(config.engine.kv_gib * 2**30),
-        gpu_memory_utilization=given.gpu_memory_utilization or 0.0,
+        kv_cache_memory_bytes=int(config.engine.kv_gib * 2**30),
+        gpu_memory_utilization=given.gpu_memory_utilization,
         max_num_seqs=given.max_num_seqs or config.limits.sessions,
         max_num_batched_tokens=given.max_num_batched_tokens or config.scheduler.rows,
         block_size=given.block_size,

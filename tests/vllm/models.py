@@ -19,7 +19,7 @@ MAX_DRAFT = 8
 LAYERS, KV_HEADS, HEAD = 2, 2, 32
 BLOCK = 32  # tokens
 BLOCK_BYTES = BLOCK * LAYERS * 2 * KV_HEADS * HEAD * 4
-ROOMY, SMALL = 400, 14  # blocks; the longest text alone takes 13
+ROOMY, SMALL = 400, 12  # blocks; the longest text with a whole draft takes 13
 
 
 def make_target(directory: Path) -> Path:

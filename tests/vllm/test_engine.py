@@ -82,14 +82,18 @@ def test_the_next_turn_and_a_shared_prompt_cost_only_new_tokens_within_a_tenant(
     engine.open(1, [*prompt, 1, 2, 3], GREEDY, 140, "one")
     engine.open(2, [*prompt, 1, 2, 3], GREEDY, 140, "other")
     assert engine.pending(1) == 103 - 96 and engine.pending(2) == 103
-    free = engine.free_blocks
+    free, takes = engine.free_blocks, engine.blocks(1, 103) - engine.blocks(1)
     engine.step(Plan([Work(1, 7)]))
-    assert engine.free_blocks == free - 1 and engine.blocks(1) == 1  # three are shared
+    assert engine.free_blocks == free - takes == free - 1 and engine.blocks(1) == 1  # three are shared
+    assert engine.blocks(1, 140) == 2 and engine.blocks(2, 140) == 5
     text = [*prompt, *range(60)]
     engine.close(0)
+    engine.close(1)
+    assert engine.retained_blocks >= 3
+    assert engine.blocks(2, 140) == 5
     engine.open(3, text, GREEDY, 200, "one")
-    assert engine.pending(3) == 160 - 96
-    for key in (1, 2, 3):
+    assert engine.pending(3) == 160 - 96 and engine.blocks(3, 160) == 6  # nobody holds what it will take over
+    for key in (2, 3):
         engine.close(key)
 
 
@@ -168,7 +172,8 @@ def test_a_text_fills_the_context_and_no_more(engine) -> None:
     engine.close(0)
 
 
-def test_a_session_that_outgrows_the_cache_is_refused_by_name(small_engine) -> None:
-    with pytest.raises(ModelError, match=r"385 tokens do not fit|needs? \d+ blocks|KV cache"):
-        small_engine.open(0, [1], GREEDY, CONTEXT + 1)
-    assert small_engine.blocks(0, 100) == -(-(100 + MAX_DRAFT) // 32)
+def test_a_text_that_does_not_fit_the_cache_even_alone_is_refused(small_engine) -> None:
+    with pytest.raises(ModelError, match=r"384 tokens need 13 blocks of the KV cache's 12.*kv_gib"):
+        small_engine.open(0, [1], GREEDY, CONTEXT)
+    small_engine.open(0, [1], GREEDY, small_engine.num_blocks * 32 - MAX_DRAFT)
+    small_engine.close(0)

@@ -8,6 +8,7 @@ which requests run, with how many rows and what drafts is the plan's (`scheduler
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,17 +52,27 @@ class VllmEngine:
 
     @property
     def retained_blocks(self) -> int:
-        return 0
+        return sum(block.block_hash is not None and block.ref_cnt == 0 for block in self._kv.block_pool.blocks)
 
     def blocks(self, key: int, length: int = 0) -> int:
-        if length:
-            return self._blocks_for(length)
-        return len(self._own_blocks(self._sessions[key]))
+        own, shared = self._split(self._sessions[key])
+        return max(len(own), self._blocks_for(length) - shared) if length else len(own)
 
-    def _own_blocks(self, request: Request) -> list[int]:
-        """Ids of the blocks that no other session shares."""
-        held = self._kv.get_blocks(request.request_id).blocks
-        return [block.block_id for group in held for block in group if block.ref_cnt == 1 and not block.is_null]
+    def _split(self, request: Request) -> tuple[list[int], int]:
+        """(ids of the blocks that the request holds alone, number of those that others hold too).
+
+        Blocks are shared only by texts that begin alike, so what is shared comes first.
+        """
+        if request.status != RequestStatus.RUNNING:
+            found = self._kv.get_computed_blocks(request)[0].blocks
+            return [], sum(bisect_left(group, True, key=lambda block: block.ref_cnt == 0) for group in found)
+        own: list[int] = []
+        shared = 0
+        for group in self._kv.get_blocks(request.request_id).blocks:
+            first = bisect_left(group, True, key=lambda block: block.ref_cnt == 1)
+            own += [block.block_id for block in group[first:]]
+            shared += first
+        return own, shared
 
     def _blocks_for(self, length: int) -> int:
         return sum(-(-(length + self.max_draft) // size) for size in self._block_sizes)
@@ -147,26 +158,21 @@ class VllmEngine:
 
     def _clear(self, request: Request) -> None:
         """Evict a request and wipe what it leaves: a NaN among the masked keys still spoils a row."""
-        blocks = self._own_blocks(request)
+        blocks, _ = self._split(request)
         self._kv.evict_blocks(set(blocks))
         self._runner._zero_block_ids(blocks)
         self._scheduler.preempt(request)
 
     def _make_room(self, planned: Sequence[int], outcome: Outcome) -> None:
         """Give up the blocks of sessions outside the plan, the longest idle first, where the plan's do not suffice."""
-        wanted = sum(max(0, self._blocks_for(self._sessions[key].num_tokens) - self._num_held(key)) for key in planned)
-        if wanted <= self.free_blocks:
-            return
-        idle = [key for key in sorted(self._ran, key=self._ran.__getitem__) if key not in planned]
-        for key in idle:
+        lengths = {key: self._sessions[key].num_tokens for key in planned}
+        wanted = sum(self.blocks(key, length) - self.blocks(key) for key, length in lengths.items())
+        for key in sorted(self._ran.keys() - lengths.keys(), key=self._ran.__getitem__):
             if wanted <= self.free_blocks:
                 break
-            if self._num_held(key):
+            if self._sessions[key].status == RequestStatus.RUNNING:
                 self.evict(key)
                 outcome.evicted.append(key)
-
-    def _num_held(self, key: int) -> int:
-        return sum(map(len, self._kv.get_blocks(self._sessions[key].request_id).blocks))
 
     def _admit(self, plan: Plan, outcome: Outcome) -> dict[int, Part]:
         """Parts by key; work that cannot be done is reported as failed and leaves the rest alone."""

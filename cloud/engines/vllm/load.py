@@ -28,13 +28,13 @@ MOST_DRAFT = 128  # vLLM's own limit of draft rows of a request
 class Options:
     """What vLLM is told, by its own names.
 
-    kv_cache_memory_bytes: where it is 0, gpu_memory_utilization decides, the share of the device's memory that vLLM
-    takes for everything, and where both are, vLLM; max_num_seqs, max_num_batched_tokens: sessions and rows of one
-    step; block_size: tokens of a KV block; max_model_len: tokens of the longest text, 0 for the target's context.
+    kv_cache_memory_bytes: 0 takes what gpu_memory_utilization leaves for it, the share of the device's memory that vLLM
+    may use in all; max_num_seqs, max_num_batched_tokens: sessions and rows of one step; block_size: tokens of a KV
+    block; max_model_len: tokens of the longest text, 0 for the target's context.
     """
 
     kv_cache_memory_bytes: int = 2 << 30
-    gpu_memory_utilization: float = 0.0
+    gpu_memory_utilization: float = 0.9
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     block_size: int = 32
@@ -105,6 +105,8 @@ def make_core(directory: Path, dtype: str, options: Options, *, context: int, ma
         "max_num_seqs": options.max_num_seqs,
         "max_num_batched_tokens": max(options.max_num_batched_tokens, options.max_num_seqs),
         "block_size": options.block_size,
+        "gpu_memory_utilization": options.gpu_memory_utilization,
+        "kv_cache_memory_bytes": options.kv_cache_memory_bytes or None,
         "enforce_eager": options.enforce_eager,
         "enable_prefix_caching": True,
         "enable_chunked_prefill": True,
