@@ -36,12 +36,12 @@ class EngineConfig(Section, frozen=True):
 
 class VllmConfig(Section, frozen=True):
     """What vLLM is told, by its own names, where `engine.kind` is "vllm". gpu_memory_utilization: the share of the
-    device's memory that vLLM takes for everything, instead of `engine.kv_gib` for the KV cache; max_num_seqs,
-    max_num_batched_tokens: of one step, `limits.sessions` and `scheduler.rows` where absent; max_model_len: tokens of
-    the longest text, the target's context where absent.
+    device's memory that vLLM may use in all, where `engine.kv_gib` is 0; max_num_seqs, max_num_batched_tokens: of one
+    step, `limits.sessions` and `scheduler.rows` where absent; max_model_len: tokens of the longest text, the target's
+    context where absent.
     """
 
-    gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] | None = None
+    gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9
     max_num_seqs: Positive | None = None
     max_num_batched_tokens: Positive | None = None
     block_size: Positive = 32
@@ -96,6 +96,7 @@ class LimitsConfig(Section, frozen=True):
     repair_s: Seconds = 1.5
     idle_s: Seconds = 60.0
     quiet_s: Seconds = 2.5
+    open_s: Seconds = 4.0
 
     def bounds(self) -> Bounds:
         return Bounds(
@@ -106,6 +107,7 @@ class LimitsConfig(Section, frozen=True):
             repair_s=self.repair_s,
             idle_s=self.idle_s,
             quiet_s=self.quiet_s,
+            open_s=self.open_s,
         )
 
 

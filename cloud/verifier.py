@@ -56,7 +56,8 @@ class Send:
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """sessions: open at once, in all and of one device; repair_s: until an unanswered commit is sent again; idle_s:
-    until a session whose device is silent is forgotten; quiet_s: until it gets no more steps; draft_rows, ahead: see
+    until a session whose device is silent is forgotten; quiet_s: until it gets no more steps; open_s: until an open
+    that nobody has looked at is of no use, since its device has opened again by then; draft_rows, ahead: see
     `protocol.messages.Limits`.
     """
 
@@ -67,11 +68,12 @@ class Bounds:
     repair_s: float = 1.5
     idle_s: float = 60.0
     quiet_s: float = 2.5
+    open_s: float = 4.0
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a verifier has done since it started."""
+    """What a verifier has done since it started. stale: guesses that came too late; late: opens that did."""
 
     steps: int = 0
     rows: int = 0
@@ -79,6 +81,7 @@ class Tally:
     guessed: int = 0
     grafted: int = 0
     stale: int = 0
+    late: int = 0
     errors: Counter[str] = field(default_factory=Counter)
 
 
@@ -125,8 +128,10 @@ class Verifier:
 
     # -- messages in ----------------------------------------------------------------------------------------------
 
-    def receive(self, topic: str, payload: bytes, now: float) -> None:
-        """Take one message from the broker. Bad ones are counted and answered; nothing is raised."""
+    def receive(self, topic: str, payload: bytes, now: float, waited_s: float = 0.0) -> None:
+        """Take one message from the broker, which came `now` and is looked at `waited_s` later. Bad ones are counted
+        and answered; nothing is raised.
+        """
         try:
             device, kind, _ = topics.parse(topic)
         except WireError:
@@ -138,6 +143,8 @@ class Verifier:
             self._refuse_bytes(device, kind, payload, error)
             return
         match message:
+            case Open() if kind == "open" and waited_s >= self.bounds.open_s:
+                self.tally.late += 1
             case Open() if kind == "open":
                 self._open(device, message, len(payload), now)
             case Draft() | Resync() if kind == "draft":

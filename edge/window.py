@@ -6,7 +6,7 @@ own timers, and opens again elsewhere when the owner falls silent.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
+from math import ceil, inf
 
 from edge.cadence import Cadence
 from edge.drafters.base import Candidate
@@ -407,9 +407,10 @@ class Window:
             prefix,
         )
         topic = topics.open_topic(self.device, self._former or request.target)
-        self._outbox.append(Send(topic, message, qos=1))
+        wait_s = self.timing.open_s / 2 if self._former else self.timing.open_s
+        self._outbox.append(Send(topic, message, qos=1, expiry_s=ceil(wait_s)))
         self._opened_sent = True
-        self._open_at = now + (self.timing.open_s / 2 if self._former else self.timing.open_s)
+        self._open_at = now + wait_s
         self.tally.opens += 1
 
     def _reopen(self, now: float, why: str, retry_s: float | None = None) -> None:

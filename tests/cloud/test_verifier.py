@@ -143,6 +143,15 @@ def test_a_full_verifier_says_when_to_come_back():
     assert isinstance(say(at, opening(3), device="t.c")[0], Opened)
 
 
+def test_an_open_that_was_not_looked_at_in_time_is_not_served():
+    """Its device has opened again by then, and would only take a prefill and a place from others."""
+    at = verifier(open_s=4.0)
+    at.receive(topics.open_topic(DEVICE, TARGET), encode(opening()), 0.0, 4.1)
+    assert answers(at) == [] and at.num_sessions == 0 and at.tally.late == 1
+    at.receive(topics.open_topic(DEVICE, TARGET), encode(opening()), 0.0, 3.9)
+    assert at.num_sessions == 1
+
+
 def test_one_device_cannot_take_all_sessions():
     at = verifier(sessions_per_device=2)
     say(at, opening(1))
