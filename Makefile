@@ -49,8 +49,7 @@ $(VENV)/.ready: pyproject.toml
 
 $(VLLM_VENV)/.ready: cloud/engines/vllm/cpu-requirements.txt
 	$(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/pip install -q "$(TORCH)"
-	$(VLLM_VENV)/bin/pip install -q --no-deps -r $< -e .
+	$(VLLM_VENV)/bin/pip install -q --no-compile --no-deps "$(TORCH)" -r $< -e .
 	touch $@
 
 clean:

@@ -54,6 +54,8 @@ def test_every_section_is_read(tmp_path):
         ("[scheduler]\nrow = 4\n", ["[scheduler]", "row", "rows"]),
         ("[scheduler]\nrows = 0\n", ["[scheduler]", "rows"]),
         ("[limits]\nahead = 0\n", ["[limits]", "ahead"]),
+        ("[vllm]\nmax_seqs = 4\n", ["[vllm]", "max_seqs", "Did you mean `max_num_seqs`"]),
+        ("[vllm]\ngpu_memory_utilization = 1.5\n", ["[vllm]", "gpu_memory_utilization"]),
         ("[tenants.a]\npatience_least = 1.0\n", ["tenants", "patience_least", "patience_least_s"]),
         ("[tenants.a]\npatience_least_s = 2.0\npatience_most_s = 1.0\n", ["tenants", "patience_least_s 2 is over"]),
         ("[tenants.'a/b']\n", ["tenant 'a/b'"]),
