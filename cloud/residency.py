@@ -6,6 +6,7 @@ memory short. Where they do not suffice for all:
 - sessions that want nothing at the moment go first, the one that has been idle longest before the others; but while
   others keep the engine busy, not before they have been idle for HOLD times as long as evaluating them again will take
   (the break-even rule of ski rental: whoever soon speaks again costs less where it is);
+- then those that hold what the engine had kept of an earlier text, but for which nothing is reserved yet;
 - then a session may displace one of a tenant that holds more than its own, by weight, and still will;
 - at last, sessions take turns: one that waits displaces the one that has worked longest, once that has worked WORTH
   times as long as evaluating its text again will take, so that rebuilding stays a small part of the time.
@@ -140,7 +141,10 @@ class Residency:
         """Sessions whose blocks make up for what is short; None where nobody has to go for this one."""
         others = [one for one in ledgers if one is not ledger and self._blocks(one.key)]
         idle = sorted((one for one in others if one.key not in wanting), key=lambda one: one.idle_since)
-        busy = [one for one in others if one.key in wanting]
+        # Else each of many next turns could hold what another one waits for, and nobody would ever begin.
+        early = [one for one in others if one.key in wanting and one.key not in self._until]
+        early.sort(key=lambda one: -one.waiting_since)
+        busy = [one for one in others if one.key in wanting and one.key in self._until]
         if busy and not grows:
             idle = [one for one in idle if now - one.idle_since >= HOLD * _rebuild_s(one, cost)]
         if grows:
@@ -157,7 +161,7 @@ class Residency:
                     beyond[one.tenant] = left
                     busy.append(one)
         chosen: list[Ledger] = []
-        for one in [*idle, *busy]:
+        for one in [*idle, *early, *busy]:
             if short <= 0:
                 break
             chosen.append(one)
