@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import nn
@@ -72,13 +73,14 @@ class TiledLinear(PackedLinear):
         return out[:rows].reshape(*x.shape[:-1], self.out_features)
 
 
-def cut(rows: int, row_tile: int, spans: tuple[int, ...]) -> list[int]:
+@lru_cache(maxsize=1024)
+def cut(rows: int, row_tile: int, spans: tuple[int, ...]) -> tuple[int, ...]:
     """Row counts that add up to `rows` (a multiple of `row_tile`), the largest of `spans` first."""
-    cuts = []
+    cuts: list[int] = []
     for span in (*sorted(spans, reverse=True), row_tile):
         count, rows = divmod(rows, span)
         cuts += [span] * count
-    return cuts
+    return tuple(cuts)
 
 
 class TiledActivation(nn.Module):
@@ -97,6 +99,8 @@ class TiledActivation(nn.Module):
                 remedy='Use "fast" for this model',
             )
         flat = x.reshape(-1, width)
+        if flat.numel() <= ONE_THREAD_ELEMENTS:
+            return self.function(flat).reshape(x.shape)
         parts = flat.split(max(1, ONE_THREAD_ELEMENTS // width))
         return torch.cat([self.function(part) for part in parts]).reshape(x.shape)
 
