@@ -107,7 +107,7 @@ def play(run_s: float, devices: int = DEVICES, warm_s: float = WARM_S) -> dict[s
         tell(fleets, "be still")
         time.sleep(SETTLE_S)
         verifier.terminate()
-        counted = hear(verifier)
+        counted = hear(verifier, stage.folder / "verifier-0.log")
         tell(fleets, "the end")
         told = [hear(fleet) for fleet in fleets]
         verdicts = [one for book in books for one in read(book, Verdict)]
@@ -124,11 +124,13 @@ def tell(fleets: Sequence[subprocess.Popen[str]], what: str) -> None:
         fleet.stdin.flush()
 
 
-def hear(process: subprocess.Popen[str]) -> dict[str, Any]:
+def hear(process: subprocess.Popen[str], log: Path | None = None) -> dict[str, Any]:
+    """The line that a process ends with. Raises OutriderError, with the end of its log, when it ends without."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        raise OutriderError(f"a process ended with {process.wait()}", where=str(process.args))
+        said = log.read_text().strip()[-2000:] if log else ""
+        raise OutriderError(f"a process ended with {process.wait()}: {said}", where=str(process.args))
     found: dict[str, Any] = json.loads(line)
     return found
 
