@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from cloud.engines.base import Plan, Work
+from cloud.probe import probe
 from protocol.errors import ModelError
 from protocol.sampling import Sampling
 from tools.vllm import ABSENT
 
 pytest.importorskip("vllm", reason=ABSENT)
+
+from vllm.v1.request import Request
 
 from tests.vllm.fleet import NEW, Fleet, chain, prompts
 from tests.vllm.models import CONTEXT, MAX_DRAFT, POISON, VOCAB
@@ -73,6 +78,31 @@ def test_a_step_runs_just_what_is_planned(engine) -> None:
     assert list(engine.step(Plan([Work(0, 1)])).accepted) == [0]
     engine.close(0)
     engine.close(1)
+
+
+def test_nothing_is_kept_of_sessions_that_were_closed(engine) -> None:
+    def alive() -> int:
+        gc.collect()
+        return sum(isinstance(one, Request) for one in gc.get_objects())
+
+    before = alive()
+    for key in range(40):
+        engine.open(key, prompts(30, seed=key)[0], SAMPLED, 60, f"t{key}")
+        engine.step(Plan([Work(key, 30)]))
+        if key % 3 == 0:
+            engine.evict(key)
+        engine.close(key)
+    engine.open(99, [1, 2, 3], GREEDY, 9)
+    engine.step(Plan([Work(99, 3)]))
+    engine.close(99)
+    assert alive() <= before + 1
+    assert len(engine._runner.requests) <= 1  # vLLM's worker hears of an end with the next step
+
+
+def test_steps_are_measured_before_anybody_is_served(engine) -> None:
+    cost = probe(engine, 5.0, MAX_DRAFT)
+    assert 0 < cost.seconds(1) < cost.seconds(30) < 5
+    assert engine.free_blocks == engine.num_blocks
 
 
 def test_the_next_turn_and_a_shared_prompt_cost_only_new_tokens_within_a_tenant(engine) -> None:

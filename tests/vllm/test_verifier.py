@@ -90,5 +90,6 @@ def test_a_fleet_writes_what_vllm_writes_alone(engine, small_engine, plain, samp
                 assert any(choose(row.numpy(), position, sampling) == a for row in close)
                 break
     assert verifier.tally.guessed > 20
+    assert (verifier.residency.evictions > 0) == (size == "small")
     world.run(lambda: verifier.num_sessions == 0)
     assert served.free_blocks == served.num_blocks
