@@ -157,7 +157,7 @@ class KvCache:
         held.run, held.slab, held.evaluated = self._roots[held.tenant], self._new_slab(), 0
         self._account(held)
 
-    def close(self, held: Held, ids: Sequence[int] = ()) -> None:
+    def close(self, held: Held, ids: Sequence[int]) -> None:
         """End a session's part; what is held of `ids`, the evaluated part of its text, is held on."""
         self._clock += 1
         self._open.remove(held)

@@ -108,15 +108,13 @@ class Slab:
         self.kv[:, :, :, start : self.top] = 0
 
     def trim(self, slots: int) -> None:
-        """Give the memory of all blocks behind the first `slots` back to the system, and clear the rest of the last."""
+        """Give the memory of all blocks behind the first `slots` back to the system."""
         block = self._shape.block
         end = max(self.first, -(-slots // block) * block)
         if self.top > end:
             size = (-(-self.top // block) * block - end) * self._shape.token_bytes
             for at in self._regions(end):
                 self._memory.madvise(mmap.MADV_DONTNEED, at, size)
-        self.top = min(self.top, end)
-        self.clear(slots)
         self.top = min(self.top, slots)
 
     def see(self, store: Store, at: Place, start: int, end: int) -> None:

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Session:
-    """A text that may grow to `length` tokens, and what of it is held. faulty: its rows may not be numbers."""
+    """A text that may grow to `length` tokens, and what of it is held. faulty: a pass for it has failed."""
 
     ids: list[int]
     sampling: Sampling
@@ -121,7 +121,7 @@ class TorchEngine:
 
     def close(self, key: int) -> None:
         session = self._sessions.pop(key)
-        self._cache.close(session.held, [] if session.faulty else session.ids[: session.evaluated])
+        self._cache.close(session.held, session.ids[: session.evaluated])
 
     def evict(self, key: int) -> None:
         self._cache.evict(self._sessions[key].held)

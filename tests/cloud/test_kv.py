@@ -267,7 +267,7 @@ def test_closed_texts_are_forgotten_the_oldest_first(targets: dict[str, Path]) -
     assert [engine.pending(key) for key in (0, 1, 2)] == [1, 90, 1]
 
 
-def test_what_is_not_a_number_is_not_kept(targets: dict[str, Path]) -> None:
+def test_what_is_not_a_number_harms_nobody_who_begins_alike(targets: dict[str, Path]) -> None:
     engine = small(targets["llama"], 20)
     [text] = prompts(90)
     [truth] = decode(engine, [text], GREEDY, 5, no_draft)
@@ -280,20 +280,14 @@ def test_what_is_not_a_number_is_not_kept(targets: dict[str, Path]) -> None:
     assert write(engine, 1, 5) == truth
 
 
-def test_a_draft_that_is_not_a_number_leaves_nothing_behind_a_text(targets: dict[str, Path]) -> None:
-    """Rows behind a text are read where keys are padded, also by who goes on from it."""
+def test_nobody_waits_for_a_session_that_fails(targets: dict[str, Path]) -> None:
     engine = small(targets["llama"], 20)
-    [text] = prompts(70)
-    truth = decode(engine, [text], GREEDY, 4, no_draft)[0]
-    [after] = decode(engine, [text[:68]], GREEDY, 4, no_draft)
-    engine.open(0, text, GREEDY, 130)
-    read(engine, 0)
-    assert engine.step(Plan([Work(0, 1, [truth[0], POISON], [-1, -1])])).failed
-    assert engine.step(Plan([Work(0, 1)])).accepted == {0: truth[:1]}
-    engine.close(0)
-    engine.open(0, text[:68], GREEDY, 130)
-    read(engine, 0)
-    assert write(engine, 0, 4) == after
+    [text] = prompts(90)
+    engine.open(0, [*text, POISON], GREEDY, 130)
+    engine.open(1, text, GREEDY, 130)
+    both = Plan([Work(0, 91), Work(1, 90)])
+    assert set(engine.step(both).failed) == {0}
+    assert set(engine.step(both).accepted) == {1}
 
 
 def test_who_counts_on_too_many_blocks_is_told_who_lost_theirs(targets: dict[str, Path]) -> None:
