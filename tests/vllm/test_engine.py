@@ -101,8 +101,8 @@ def test_nothing_is_kept_of_sessions_that_were_closed(engine) -> None:
 
 def test_steps_are_measured_before_anybody_is_served(engine) -> None:
     cost = probe(engine, 5.0, MAX_DRAFT)
-    assert 0 < cost.seconds(1) < cost.seconds(30) < 5
-    assert engine.free_blocks == engine.num_blocks
+    assert 0 < cost.seconds(1) < 5
+    assert engine.free_blocks == engine.num_blocks and engine.retained_blocks > 0
 
 
 def test_the_next_turn_and_a_shared_prompt_cost_only_new_tokens_within_a_tenant(engine) -> None:
