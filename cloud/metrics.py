@@ -183,7 +183,7 @@ class Metrics(Observer):
 
     def _look_at(self, gateway: Gateway) -> None:
         verifier, engine = gateway.verifier, gateway.verifier.engine
-        self._knee.set(knee(verifier.cost, verifier.scheduler.rows))
+        self._knee.set(knee(verifier.experience.cost, verifier.scheduler.rows))
         free, retained = engine.free_blocks, engine.retained_blocks
         blocks = (engine.num_blocks - free, retained, free - retained)
         for state, number in zip(BLOCK_STATES, blocks, strict=True):

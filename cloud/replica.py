@@ -77,8 +77,8 @@ class Replica:
         return Load(
             serving=gateway.link.up,
             sessions=verifier.num_sessions,
-            queue_s=verifier.queue_s if queued else 0.0,
-            step_us=verifier.step_us,
+            queue_s=verifier.experience.queue_s if queued else 0.0,
+            step_us=verifier.experience.step_us,
             silence_s=now - gateway.turned_at if gateway.turned_at else 0.0,
         )
 

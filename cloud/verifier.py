@@ -4,17 +4,17 @@ is handed in, and no message is ever waited for.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
-from statistics import fmean, median
 
 from cloud.admission import RETRY_MS, Refusal, out_of_tokens, over_contract, spent, unfit
 from cloud.archive import Archive
 from cloud.cost import StepCost
 from cloud.engines.base import Engine, Outcome, Plan
+from cloud.experience import Experience
 from cloud.ledger import Ledger, LedgerError
 from cloud.residency import Residency
 from cloud.scheduler import Scheduler, Step
@@ -37,11 +37,6 @@ from protocol.messages import (
 )
 
 PART = 32
-QUEUE_GAIN = 0.1
-PRICE_GAIN = 0.15
-CHOICE = 0.7  # of the price: guesses a little less likely are welcome too, so that there is a choice in every step
-NOTHING_PAYS = 0.95
-CROWDED, CALM = 1.5, 1.25  # times a step of one session: beyond the one it is a crowd, below the other no longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +110,11 @@ class Verifier:
         self._by_session: dict[tuple[str, int], Ledger] = {}
         self._next_key = 0
         self._outbox: list[Send] = []
-        self._step_s: deque[float] = deque(maxlen=15)
-        self.cost = cost or StepCost()
-        self.crowded = False
+        self.experience = Experience(cost)
         self.tenants = Tenants(contracts)
         self.residency = Residency(engine, self.tenants)
         self.archive = Archive()
-        self.queue_s = 0.0
         self._planned_at = 0.0
-        self._price = 0.0
         self._planned = Step(())
 
     # -- messages in ----------------------------------------------------------------------------------------------
@@ -217,7 +208,7 @@ class Verifier:
         self._answer(ledger, now)
 
     def _answer(self, ledger: Ledger, now: float) -> None:
-        self._say(ledger, ledger.opened(now, self.step_us))
+        self._say(ledger, ledger.opened(now, self.experience.step_us))
         if ledger.finish or ledger.frontier > ledger.device_has:
             self._say(ledger, ledger.news(ledger.device_has, now))
 
@@ -265,11 +256,12 @@ class Verifier:
 
     def plan(self, now: float) -> Plan:
         """The next step; without work when nobody is due."""
-        ready, evicted = self.residency.admit(list(self._by_key.values()), now, self.cost, self.crowded)
+        experience = self.experience
+        ready, evicted = self.residency.admit(list(self._by_key.values()), now, experience.cost, experience.crowded)
         for ledger in evicted:
             self._tell_evicted(ledger)
         step = self.scheduler.plan(
-            ready, self.engine.pending, now, self.cost, tenants=self.tenants, crowded=self.crowded
+            ready, self.engine.pending, now, experience.cost, tenants=self.tenants, crowded=experience.crowded
         )
         if step.work:
             self._planned, self._planned_at = step, now
@@ -286,13 +278,11 @@ class Verifier:
         """
         self.tally.steps += 1
         self.tally.rows += outcome.rows
-        if outcome.accepted:
-            self._step_s.append(outcome.seconds)
-        queue_s = self._queued(outcome)
+        experience = self.experience
+        queue_s = experience.queued([self._by_key[key] for key in outcome.accepted], self._planned_at)
         self._charge(outcome, now)
-        self._learn(outcome)
-        step_us = self.step_us
-        welcome = self._price * CHOICE if self._price < NOTHING_PAYS else 1.0
+        experience.learn(self._planned, outcome, self._by_key, self.tenants)
+        step_us, welcome = experience.step_us, experience.welcome
         for done, (key, ids) in enumerate(outcome.accepted.items(), 1):
             ledger = self._by_key[key]
             base, guessed = ledger.commit(ids, now)
@@ -320,7 +310,7 @@ class Verifier:
                 self._forget(ledger)
             elif self._owes(ledger) and now - ledger.told_at >= self.bounds.repair_s:
                 if not ledger.spoke:
-                    self._say(ledger, ledger.opened(now, self.step_us))
+                    self._say(ledger, ledger.opened(now, self.experience.step_us))
                 self._say(ledger, ledger.news(ledger.device_has, now))
         for tenant in self._over_their_day():
             self._end_of_day(tenant)
@@ -340,7 +330,7 @@ class Verifier:
             elif self.residency.waits(ledger):
                 continue  # for others to go, and until then there is work or a reason to wake
             elif ledger.may_run():
-                times.append(max(ledger.due_at(self.crowded), ready_at))
+                times.append(max(ledger.due_at(self.experience.crowded), ready_at))
         return min(times)
 
     def drain(self) -> None:
@@ -380,13 +370,8 @@ class Verifier:
             self.version,
             self.limits,
             len(self._by_session),
-            self.step_us,
+            self.experience.step_us,
         )
-
-    @property
-    def step_us(self) -> int:
-        """Median time of the latest steps that drew a token, in microseconds; 0 before the first."""
-        return round(median(self._step_s) * 1e6) if self._step_s else 0
 
     @property
     def num_sessions(self) -> int:
@@ -394,59 +379,16 @@ class Verifier:
 
     # -- details --------------------------------------------------------------------------------------------------
 
-    def _queued(self, outcome: Outcome) -> float:
-        """Mean time in s for which the step's root rows had been due; remembered as `queue_s`, which fades."""
-        waits = [
-            max(0.0, self._planned_at - ledger.due_since(self.crowded))
-            for key in outcome.accepted
-            if (ledger := self._by_key[key]).steps
-        ]
-        mean_s = fmean(waits) if waits else 0.0
-        if waits:
-            self.queue_s += QUEUE_GAIN * (mean_s - self.queue_s)
-        return mean_s
-
     def _charge(self, outcome: Outcome, now: float) -> None:
         """Who had which rows, and so how much of the step's time."""
         row_s = outcome.seconds / max(1, outcome.rows)
         for work in self._planned.work:
             ledger = self._by_key.get(work.key)
-            if ledger is None or work.key in outcome.failed:
-                continue
-            rows = work.rows + len(work.draft)
-            ledger.charge(work.rows, len(work.draft), work.key in outcome.accepted, row_s * rows)
-            self.tenants[ledger.tenant].charge(rows, now)
-
-    def _learn(self, outcome: Outcome) -> None:
-        """What the step took and gave, for the next ones."""
-        step, cost = self._planned, self.cost
-        if outcome.failed or outcome.rows != step.roots + step.drafts + step.prefill:
-            return  # the engine did something else than was planned
-        cost.learn(step.roots + step.drafts, outcome.seconds, step.context, step.prefill)
-        if not step.roots:
-            return
-        plain_s = cost.seconds(step.roots, step.context, step.prefill)
-        self._guard(step, outcome, plain_s)
-        self._price += PRICE_GAIN * (step.price - self._price)
-        alone_s = cost.seconds(1)
-        all_s = cost.seconds(step.due, step.context, step.prefill)
-        self.crowded = all_s > (CALM if self.crowded else CROWDED) * alone_s
-
-    def _guard(self, step: Step, outcome: Outcome, plain_s: float) -> None:
-        """What each tenant's guesses added to the step's tokens, and their part, by rows, of the time they added."""
-        added: dict[str, list[int]] = {}
-        for work in step.work:
-            if work.draft and (ledger := self._by_key.get(work.key)):
-                of = added.setdefault(ledger.tenant, [0, 0])
-                of[0] += len(outcome.accepted.get(work.key, ())) - 1
-                of[1] += len(work.draft)
-        more_s = outcome.seconds - plain_s
-        for name, (tokens, rows) in added.items():
-            seconds = plain_s + more_s * rows / step.drafts
-            self.tenants[name].goodput.learn(step.roots + tokens, seconds, step.roots, plain_s)
-        for tenant in self.tenants:
-            if tenant.num_sessions:
-                tenant.goodput.step()
+            rows = outcome.ran.get(work.key, 0)
+            if ledger is not None and rows:
+                drafts = len(work.draft) if work.key in outcome.accepted else 0
+                ledger.charge(rows - drafts, drafts, work.key in outcome.accepted, row_s * rows)
+                self.tenants[ledger.tenant].charge(rows, now)
 
     def _over_their_day(self) -> list[Tenant]:
         if self._day is None:

@@ -72,7 +72,7 @@ class ToyEngine:
         for work in plan.work:
             text, sampling, _ = self.sessions[work.key]
             assert 1 <= work.rows <= self.pending(work.key)
-            outcome.rows += work.rows + len(work.draft)
+            outcome.ran[work.key] = work.rows + len(work.draft)
             self.read[work.key] += work.rows
             if self.pending(work.key):
                 assert not work.draft

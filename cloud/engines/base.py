@@ -56,14 +56,19 @@ class Outcome:
     one that the target drew after them, so never empty.
     evicted: sessions whose KV the engine had to give up by itself; see `Engine.evict`.
     failed: sessions that could not be evaluated, with the reason; their state is unchanged.
-    rows: rows evaluated; seconds: engine time of the step.
+    ran: rows evaluated, by session; one whose work is left for another step is in none of these.
+    seconds: engine time of the step.
     """
 
     accepted: dict[int, list[int]] = field(default_factory=dict)
     evicted: list[int] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
-    rows: int = 0
+    ran: dict[int, int] = field(default_factory=dict)
     seconds: float = 0.0
+
+    @property
+    def rows(self) -> int:
+        return sum(self.ran.values())
 
 
 class Engine(Protocol):

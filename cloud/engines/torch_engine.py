@@ -138,7 +138,7 @@ class TorchEngine:
             for part in parts:
                 if part.work.key not in outcome.failed:
                     self._commit(part, drawn.get(part.work.key), outcome)
-            outcome.rows = len(ids)
+                    outcome.ran[part.work.key] = part.span.rows
         outcome.seconds = time.perf_counter() - started
         return outcome
 

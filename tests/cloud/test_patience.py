@@ -75,7 +75,7 @@ def test_with_patience_0_nobody_is_ever_held():
         open_session(at, f"t.b{i}", 0, session=i + 1)
     steps(at, 0.0, 2)
     assert set(steps(at, 0.5, 20).values()) == {20}
-    assert at.crowded
+    assert at.experience.crowded
 
 
 def test_a_contract_holds_its_sessions_in_a_crowd_and_not_otherwise():

@@ -233,7 +233,7 @@ def test_rebuilding_stays_a_small_part_of_the_time():
 def test_those_who_wait_get_their_turn_long_before_the_others_are_done():
     room = Room(num_blocks=2 * 9)
     for prefill in [0, 16] * 30:
-        room.at.cost.learn(2, 0.06 + prefill * 0.001, prefill=prefill)
+        room.at.experience.cost.learn(2, 0.06 + prefill * 0.001, prefill=prefill)
     for session in range(4):
         room.open(session + 1, tokens=60)
     begun: dict[int, int] = {}

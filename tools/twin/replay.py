@@ -145,6 +145,7 @@ class ReplayEngine:
         for work in plan.work:
             key = work.key
             self._read[key] += work.rows
+            outcome.ran[key] = work.rows + len(work.draft)
             if self._read[key] < self._length[key]:
                 prefill_rows += work.rows
                 continue
@@ -153,7 +154,6 @@ class ReplayEngine:
             outcome.accepted[key] = accepted = self._walk(key, work.draft, work.parents)
             self._length[key] += len(accepted)
             self._read[key] = self._length[key] - 1
-        outcome.rows = rows + prefill_rows
         outcome.seconds = self.time.of(rows, prefill_rows)
         return outcome
 

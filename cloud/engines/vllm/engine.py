@@ -146,7 +146,7 @@ class VllmEngine:
 
     def _settle(self, parts: dict[int, Part], outcome: Outcome) -> None:
         last = self._scheduler.last
-        outcome.rows = last.total_num_scheduled_tokens
+        outcome.ran = {int(name): rows for name, rows in last.num_scheduled_tokens.items()}
         outcome.evicted += [int(name) for name in self._scheduler.preempted]
         for key, part in parts.items():
             if part.request.request_id not in last.num_scheduled_tokens:
