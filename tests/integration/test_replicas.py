@@ -171,12 +171,12 @@ def open_all(boards: list[Board], max_tokens: int) -> list[Stream]:
 
 def test_sessions_spread_and_outlive_every_kind_of_death(fleet):
     """Killed, sent SIGTERM, hung, or with an engine that fails: another takes its place, under a name of its own."""
-    fleet.serve("--hang-s", "2", "--row-s", "0.002")
+    fleet.serve("--hang-s", "6", "--row-s", "0.002")
     first = set(fleet.up)
     boards = fleet.boards(9)
     streams = open_all(boards, 800)
     fleet.until(lambda: sum(owners(streams).values()) == 9)
-    assert set(owners(streams)) == first and len(first) == 3
+    assert set(owners(streams)) == first and len(first) == 3, fleet.text
     killed, hung, sick = sorted(first)
     os.kill(fleet.pid(killed), signal.SIGKILL)
     started = time.monotonic()
