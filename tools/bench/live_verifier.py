@@ -15,6 +15,7 @@ from pathlib import Path
 
 import click
 
+from cloud.archive import Archive
 from cloud.cli import SWITCH_S
 from cloud.config import LimitsConfig, SchedulerConfig
 from cloud.engines.base import Outcome, Plan
@@ -28,6 +29,8 @@ from tools.bench.live_records import Book, Came, Left, Stepped, device_number
 from tools.bench.rests import Rests
 from tools.bench.timed import scripts_of
 from tools.twin.replay import ReplayEngine, Script, StepTime
+
+ARCHIVE_TOKENS = 40_000  # of texts that are over: full before memory is looked at, which it would fill for ten minutes
 
 
 class RestingEngine(ReplayEngine):
@@ -124,6 +127,7 @@ def main(
         version="live",
         cost=probe(engine, scheduler.probe_s, limits.draft_rows),
     )
+    verifier.archive = Archive(ARCHIVE_TOKENS)
     gateway = NotingGateway(verifier, BrokerConfig(port=port), rests, folder)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: gateway.stop())
