@@ -386,7 +386,7 @@ class Verifier:
             ledger = self._by_key.get(work.key)
             rows = outcome.ran.get(work.key, 0)
             if ledger is not None and rows:
-                drafts = len(work.draft) if work.key in outcome.accepted else 0
+                drafts = min(len(work.draft), rows - 1)
                 ledger.charge(rows - drafts, drafts, work.key in outcome.accepted, row_s * rows)
                 self.tenants[ledger.tenant].charge(rows, now)
 

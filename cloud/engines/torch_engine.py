@@ -19,6 +19,7 @@ from cloud.engines.numerics import Numerics, check_bits, check_pins, numerics_id
 from cloud.engines.ragged import Span
 from cloud.engines.target import read_manifest, target_id
 from cloud.engines.walk import walk
+from cloud.engines.work import fault_of
 from cloud.sampling import choose_rows
 from protocol.errors import ModelError, SamplingError
 from protocol.sampling import SPEC_VERSION, Sampling
@@ -199,23 +200,9 @@ class TorchEngine:
         session = self._sessions.get(work.key)
         if session is None:
             return f"session {work.key} is not open"
-        if not 1 <= work.rows <= session.pending:
-            return f"{work.rows} rows were asked for, {session.pending} are pending"
-        if len(work.draft) != len(work.parents):
-            return f"{len(work.draft)} draft ids have {len(work.parents)} parents"
         if len(session.ids) + len(work.draft) > session.length + self.max_draft:
             return f"{len(session.ids)} ids and {len(work.draft)} draft rows are too many for {session.length} tokens"
-        if not work.draft:
-            return ""
-        if work.rows != session.pending:
-            return "a draft came with a chunk that does not reach the end of the text"
-        if len(work.draft) > self.max_draft:
-            return f"{len(work.draft)} draft rows are more than {self.max_draft}"
-        if min(work.draft) < 0 or max(work.draft) >= self.info.vocab_size:
-            return f"a draft id is not in 0..{self.info.vocab_size - 1}"
-        if any(not -1 <= parent < i for i, parent in enumerate(work.parents)):
-            return "a draft id's parent is not an earlier draft id"
-        return ""
+        return fault_of(work, session.pending, max_draft=self.max_draft, vocab_size=self.info.vocab_size)
 
     def _ids(self, part: Part) -> list[int]:
         session = part.session

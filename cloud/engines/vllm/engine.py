@@ -18,6 +18,7 @@ from vllm.v1.request import Request, RequestStatus
 from cloud.engines.base import Outcome, Plan, TargetInfo, Work
 from cloud.engines.vllm.sampler import KEY, CoupledSampler
 from cloud.engines.vllm.scheduler import Part, PlannedScheduler, pending
+from cloud.engines.work import fault_of
 from protocol.errors import ModelError
 from protocol.sampling import Sampling
 
@@ -190,24 +191,10 @@ class VllmEngine:
         request = self._sessions.get(work.key)
         if request is None:
             return f"session {work.key} is not open"
-        left = self.pending(work.key)
-        if not 1 <= work.rows <= left:
-            return f"{work.rows} rows were asked for, {left} are pending"
         if request.num_tokens >= self.info.context:
             return f"its text fills the context of {self.info.context}"
-        if len(work.draft) != len(work.parents):
-            return f"{len(work.draft)} draft ids have {len(work.parents)} parents"
-        if not work.draft:
-            return ""
-        if work.rows != left:
-            return "a draft came with a chunk that does not reach the end of the text"
-        if len(work.draft) > self.max_draft:
-            return f"{len(work.draft)} draft rows are more than {self.max_draft}"
-        if min(work.draft) < 0 or max(work.draft) >= self.info.vocab_size:
-            return f"a draft id is not in 0..{self.info.vocab_size - 1}"
-        if any(not -1 <= parent < i for i, parent in enumerate(work.parents)):
-            return "a draft id's parent is not an earlier draft id"
-        return ""
+        left = self.pending(work.key)
+        return fault_of(work, left, max_draft=self.max_draft, vocab_size=self.info.vocab_size)
 
 
 def first_path(work: Work) -> list[int]:
