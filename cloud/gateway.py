@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 STATE_EXPIRY_S = 120
 MOST_WAITING = 10_000
-GARBAGE = 20_000  # objects made and not given back, until those that hold each other are looked for
+GARBAGE = 5_000, 5, 4  # under load a young collection every second or two, a full one, of milliseconds, every half minute
 LOOK_S = 1.0
 TELL_S = 60.0
 LATE_S = 0.2
@@ -64,7 +64,7 @@ class Gateway:
         # Libraries' hundred thousands of objects are not gone through between steps, nor the sessions' after every few.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(GARBAGE, *gc.get_threshold()[1:])
+        gc.set_threshold(*GARBAGE)
         self.link.start()
         try:
             while not self._stopping:
