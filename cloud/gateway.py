@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 STATE_EXPIRY_S = 120
 MOST_WAITING = 10_000
-GARBAGE = 5_000, 5, 4  # under load a young collection every second or two, a full one, of milliseconds, every half minute
+GARBAGE = 5_000, 5, 4  # in a busy verifier a collection every second or two, and a full one every half minute
 LOOK_S = 1.0
 TELL_S = 60.0
 LATE_S = 0.2
