@@ -274,14 +274,13 @@ class Verifier:
 
     def settle_in_parts(self, outcome: Outcome, now: float) -> Iterator[None]:
         """`settle` with a pause after every PART sessions, in which their news may leave: they are on their way while
-        those of the next are made.
+        those of the next are made, and the accounts.
         """
         self.tally.steps += 1
         self.tally.rows += outcome.rows
         experience = self.experience
-        queue_s = experience.queued([self._by_key[key] for key in outcome.accepted], self._planned_at)
-        self._charge(outcome, now)
-        experience.learn(self._planned, outcome, self._by_key, self.tenants)
+        ledgers = {work.key: self._by_key[work.key] for work in self._planned.work if work.key in self._by_key}
+        queue_s = experience.queued([ledgers[key] for key in outcome.accepted], self._planned_at)
         step_us, welcome = experience.step_us, experience.welcome
         for done, (key, ids) in enumerate(outcome.accepted.items(), 1):
             ledger = self._by_key[key]
@@ -293,6 +292,9 @@ class Verifier:
                 self._release(ledger)
             if done % PART == 0:
                 yield
+        yield
+        self._charge(outcome, ledgers, now)
+        experience.learn(self._planned, outcome, ledgers, self.tenants)
         for key in outcome.evicted:
             if key in self._by_key:
                 ledger = self._by_key[key]
@@ -379,11 +381,11 @@ class Verifier:
 
     # -- details --------------------------------------------------------------------------------------------------
 
-    def _charge(self, outcome: Outcome, now: float) -> None:
+    def _charge(self, outcome: Outcome, ledgers: Mapping[int, Ledger], now: float) -> None:
         """Who had which rows, and so how much of the step's time."""
         row_s = outcome.seconds / max(1, outcome.rows)
         for work in self._planned.work:
-            ledger = self._by_key.get(work.key)
+            ledger = ledgers.get(work.key)
             rows = outcome.ran.get(work.key, 0)
             if ledger is not None and rows:
                 drafts = min(len(work.draft), rows - 1)
