@@ -21,9 +21,9 @@ test: $(VENV)/.ready
 	$(BIN)/python -m pytest
 	$(if $(VLLM_FITS),$(MAKE) test-vllm,@echo "vLLM is not tested here: it needs x86-64 Linux and Python 3.11")
 
-# The vLLM engine on a CPU, against vLLM itself. Its threads sleep while they wait: cores are shared.
+# The vLLM engine on a CPU, against vLLM itself.
 test-vllm: $(VLLM_VENV)/.ready
-	OMP_WAIT_POLICY=passive $(VLLM_VENV)/bin/python -m pytest tests/vllm
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

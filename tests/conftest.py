@@ -10,6 +10,9 @@ import pytest
 
 from protocol.errors import OutriderError
 
+# Before torch is loaded, here and in children: see `cloud.serving.make_engine`.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 
 def prepared(name: str) -> tuple[Path, Path]:
     """(drafter, target) directories. Where OUTRIDER_REQUIRE_MODELS is set a model that cannot be had is a failure."""
