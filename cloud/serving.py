@@ -19,8 +19,6 @@ log = logging.getLogger(__name__)
 
 def make_engine(config: CloudConfig) -> Engine:
     """The engine that `config` names. Raises ModelError or NumericsError where it cannot be had."""
-    # Threads that spin while they wait make a step thirty times as long where another process wants one of the cores.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if config.engine.kind == "vllm":
         return _make_vllm(config)
     from cloud.engines.torch_engine import load  # it imports torch, which takes seconds

@@ -10,8 +10,8 @@ import pytest
 
 from protocol.errors import OutriderError
 
-# Before torch is loaded, here and in children: see `cloud.serving.make_engine`.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Before torch is loaded, here and in children: tests run many processes on few cores, so threads that wait must sleep.
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 
 def prepared(name: str) -> tuple[Path, Path]:
