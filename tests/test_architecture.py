@@ -14,6 +14,7 @@ FORBIDDEN = {
     "link": {"edge", "cloud", "tools", "torch", "transformers", "onnxruntime"},
     "edge": {"cloud", "tools", "torch", "transformers"},
     "cloud": {"edge", "tools", "onnxruntime"},
+    "native": {"link", "edge", "cloud", "tools", "torch", "transformers", "onnxruntime"},
 }
 
 

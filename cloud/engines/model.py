@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from cloud.engines.decoder import FAMILIES, Decoder
+from cloud.engines.few_rows import rows_at_once
 from cloud.engines.kv import KvShape, Slab
 from cloud.engines.numerics import DTYPES, Numerics
 from cloud.engines.ragged import ATTENTION, AttentionShape, Layout, Span, lay_out
@@ -58,7 +59,7 @@ class Forward:
         if numerics.exact:
             self.shape = AttentionShape(groups, numerics.query_tile, numerics.key_multiple)
         else:
-            self.shape = AttentionShape(groups)
+            self.shape = AttentionShape(groups, few=rows_at_once(self.dtype, groups, head_dim))
 
     def __call__(self, spans: Sequence[Span], ids: Sequence[int], kept: Sequence[int]) -> torch.Tensor:
         """ids: one a row, of all spans in order; kept: rows whose logits are wanted. Returns [kept, logits]."""

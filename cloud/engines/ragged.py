@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
+from cloud.engines.few_rows import FewRows
 from cloud.engines.kv import Slab
 from protocol.errors import ModelError
 
@@ -31,12 +32,13 @@ Write = tuple[Rows, int, int]
 class AttentionShape:
     """How attention calls are cut. query_tile 0: calls as large as a session's rows; key_multiple 1: keys as they are.
 
-    groups: query heads that share a key head.
+    groups: query heads that share a key head; few: sessions with up to so many rows share one call, see `FewRows`.
     """
 
     groups: int
     query_tile: int = 0
     key_multiple: int = 1
+    few: int = 0
 
     @property
     def exact(self) -> bool:
@@ -106,10 +108,12 @@ class Tile:
 class Layout:
     """A step's attention, the same in all layers.
 
+    few: the sessions that share a call; tiles: calls for the others.
     gather: [queries of all tiles] each one's row; order: [rows] where each row's result lies among the queries.
     """
 
     groups: int
+    few: FewRows | None = None
     tiles: list[Tile] = field(default_factory=list)
     gather: torch.Tensor | None = None
     order: torch.Tensor | None = None
@@ -118,6 +122,12 @@ class Layout:
 def lay_out(spans: Sequence[Span], shape: AttentionShape, dtype: torch.dtype, total_rows: int) -> Layout:
     """Cut the rows of `spans` into attention calls. total_rows: rows of the pass with its padding."""
     layout = Layout(shape.groups)
+    few = [span for span in spans if span.rows <= shape.few]
+    if few:
+        layout.few = FewRows(few, shape.groups)
+        spans = [span for span in spans if span.rows > shape.few]
+        rows = [row for span in spans for row in range(span.start, span.start + span.rows)]
+        layout.gather = torch.tensor(rows, dtype=torch.int64)
     for span in spans:
         layout.tiles += _exact_tiles(span, shape, dtype) if shape.exact else _fast_tiles(span, shape, dtype)
     if shape.exact:
@@ -219,6 +229,10 @@ def attend(
         if features.get(feature) is not None:
             raise ModelError(f"attention with {feature} is not supported", where=type(module).__name__)
     layer, groups = int(module.layer_idx), layout.groups
+    among = layout.few.attend(layer, query, key, value, scaling) if layout.few is not None else None
+    if not layout.tiles:
+        assert among is not None
+        return among[None], None
     new = torch.cat((key, value))  # [2, key heads, rows, head_dim]
     query = query[0] if layout.gather is None else query[0].index_select(1, layout.gather)
     query = query.unflatten(0, (-1, groups)).transpose(1, 2).flatten(1, 2)[None]  # [1, key heads, queries * groups, …]
@@ -231,6 +245,8 @@ def attend(
         outs.append(F.scaled_dot_product_attention(part, keys, values, attn_mask=tile.mask, scale=scaling))
     out = torch.cat(outs, 2)[0] if len(outs) > 1 else outs[0][0]
     out = out.unflatten(1, (-1, groups)).transpose(0, 1).flatten(1, 2)  # [queries, heads, head_dim]
+    if among is not None and layout.gather is not None:
+        return among.index_copy_(0, layout.gather, out)[None], None
     return (out if layout.order is None else out.index_select(0, layout.order))[None], None
 
 
