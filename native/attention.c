@@ -78,7 +78,7 @@ static inline __attribute__((always_inline)) void one_head(
             if (to <= from)
                 continue;
             const int64_t count = to - from;
-            const float *k = keys + from * slot, *v = values + from * slot;
+            const float *restrict k = keys + from * slot, *restrict v = values + from * slot;
             float score[BLOCK], top = most[i];
             for (int64_t j = 0; j < count; j++) {
                 float dot = 0.0f;
@@ -102,12 +102,14 @@ static inline __attribute__((always_inline)) void one_head(
             }
             sum[i] = sum[i] * faded + total;
             most[i] = top;
-            float *m = mixed + i * width;
+            float *restrict m = mixed + i * width;
+            float sums[width];
             for (int64_t d = 0; d < width; d++)
-                m[d] *= faded;
+                sums[d] = m[d] * faded;
             for (int64_t j = 0; j < count; j++)
                 for (int64_t d = 0; d < width; d++)
-                    m[d] += score[j] * v[j * slot + d];
+                    sums[d] += score[j] * v[j * slot + d];
+            memcpy(m, sums, width * 4);
         }
     }
     for (int64_t i = 0; i < queries; i++) {
