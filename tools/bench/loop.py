@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count, cycle
 from math import inf
+from typing import Any
 
 from cloud.cost import StepCost
 from cloud.engines.base import Engine, Plan, Work
@@ -209,9 +210,13 @@ class Loop:
         self._say(board, topic, message)
 
 
-def many(tenant: str, num: int, scripts: Sequence[Script], guess: Guesser, **options: object) -> list[Board]:
-    """So many boards of a tenant, each at another script."""
-    return [
-        Board(f"{tenant}.b{i}", cycle([*scripts[i % len(scripts) :], *scripts[: i % len(scripts)]]), guess, **options)  # type: ignore[arg-type]
-        for i in range(num)
-    ]
+def many(
+    tenant: str, num: int, scripts: Sequence[Script], guess: Guesser, *, first: int = 0, **options: Any
+) -> list[Board]:
+    """So many boards of a tenant, numbered from `first` on, each at another script."""
+
+    def turned(i: int) -> Iterator[Script]:
+        at = i % len(scripts)
+        return cycle([*scripts[at:], *scripts[:at]])
+
+    return [Board(f"{tenant}.b{i}", turned(i), guess, **options) for i in range(first, first + num)]
