@@ -35,6 +35,8 @@ PREFILL_STRETCH = 0.5  # of the time of a step's other rows
 CAUTION = 1.15  # draft rows must earn a little more than they are thought to cost
 SURE = 0.98  # no chance is taken to be better
 LEAST = 0.01  # a chance below is not worth a row even where it is free: nobody knows costs so exactly
+RESERVE = 1.2  # of its part is what a tenant is given, where there is so much: forecasts err
+UNEVEN = 1.1  # tenants that get as much of their parts as each other are left alone
 LOOKAHEAD = 64  # rows past the best so far in which a better one is looked for
 
 
@@ -211,26 +213,30 @@ def share_out(
 ) -> tuple[list[Ledger], Choice]:
     """`roots` and `choice` if every tenant gets what it is owed by them, else those of a step that gives it."""
     own: dict[str, list[Ledger]] = {}
-    owed: dict[str, float] = {}
-    for ledger, tokens in zip(roots, choice.tokens, strict=True):
+    tokens: dict[str, float] = {}
+    for ledger, expected in zip(roots, choice.tokens, strict=True):
         own.setdefault(ledger.tenant, []).append(ledger)
-        owed[ledger.tenant] = owed.get(ledger.tenant, 0.0) - tokens
+        tokens[ledger.tenant] = tokens.get(ledger.tenant, 0.0) + expected
     weights = tenants.weights(own)
     context = sum(ledger.frontier for ledger in roots)
     step_s = cost.seconds(len(roots) + drawing + len(choice.order), context, prefill)
     alone: dict[str, Choice] = {}
-    limit_s = inf
-    for name, part in shares(weights).items():
+    least_s: dict[str, float] = {}  # of a step that gives the tenant just its part
+    given: dict[str, float] = {}  # of that part
+    for name, share in shares(weights).items():
+        part = min(share * RESERVE, 1 - (1 - share) / RESERVE)
         mine = sum(ledger.frontier for ledger in own[name])
         alone[name] = best = choose(own[name], budget, cost, mine)
         # A step that is smaller than any that was seen is not thought to be quicker.
         alone_s = cost.seconds(max(cost.fewest, len(own[name]) + len(best.order)), mine)
-        limit_s = min(limit_s, alone_s / part)
-        if alone_s:
-            owed[name] += part * sum(best.tokens) / alone_s * step_s
-    if max(owed.values()) <= 0.0:
+        if not alone_s:
+            return roots, choice
+        least_s[name] = alone_s / part
+        given[name] = tokens[name] / step_s / (part * sum(best.tokens) / alone_s)
+    low = min(given.values())
+    if low >= 1.0 or max(given.values()) < UNEVEN * low:
         return roots, choice
-    rows = max(len(own), fitting(cost, limit_s, len(roots) + budget, context, prefill) - drawing)
+    rows = max(len(own), fitting(cost, min(least_s.values()), len(roots) + budget, context, prefill) - drawing)
     wanted = {name: len(own[name]) + len(alone[name].order) for name in own}
     granted = tenants.turns.grant(wanted, weights, rows)
     kept: list[Ledger] = []
