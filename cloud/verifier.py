@@ -281,6 +281,7 @@ class Verifier:
         experience = self.experience
         ledgers = {work.key: self._by_key[work.key] for work in self._planned.work if work.key in self._by_key}
         queue_s = experience.queued([ledgers[key] for key in outcome.accepted], self._planned_at)
+        experience.learn(self._planned, outcome, ledgers, self.tenants)
         step_us, welcome = experience.step_us, experience.welcome
         for done, (key, ids) in enumerate(outcome.accepted.items(), 1):
             ledger = self._by_key[key]
@@ -294,7 +295,6 @@ class Verifier:
                 yield
         yield
         self._charge(outcome, ledgers, now)
-        experience.learn(self._planned, outcome, ledgers, self.tenants)
         for key in outcome.evicted:
             if key in self._by_key:
                 ledger = self._by_key[key]
