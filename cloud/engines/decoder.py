@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from cloud.engines.elementwise import Native, Torch
 from cloud.engines.ragged import Layout, attend
 
 FAMILIES = ("llama", "qwen2")
@@ -23,9 +24,10 @@ FAMILIES = ("llama", "qwen2")
 class Layer(nn.Module):
     """One transformer block, made of transformers' own."""
 
-    def __init__(self, block: Any, index: int) -> None:
+    def __init__(self, block: Any, index: int, by: Torch | Native) -> None:
         super().__init__()
         attention, mlp = block.self_attn, block.mlp
+        self.by = by
         self.layer_idx, self.head_dim = index, int(attention.head_dim)
         self.key_heads = attention.k_proj.out_features // self.head_dim
         self.heads = attention.q_proj.out_features // self.head_dim
@@ -41,29 +43,28 @@ class Layer(nn.Module):
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: Layout) -> torch.Tensor:
         """x: [rows, width]; cos, sin: [rows, 1, head_dim], the first half of sin negated."""
-        width, half = x.shape[-1:], self.head_dim // 2
-        rows = self.query_key_value(F.rms_norm(x, width, self.attention_norm, self.eps))
+        rows = self.query_key_value(self.by.norm(x, self.attention_norm, self.eps))
         rows = rows.view(len(x), -1, self.head_dim)  # [rows, heads + 2 * key heads, head_dim]
-        turned = rows[:, : self.heads + self.key_heads]
-        turned = (turned * cos).add_(turned.roll(half, -1).mul_(sin))
+        turned = self.by.rotate(rows, self.heads + self.key_heads, cos, sin)
         query, key = turned[:, : self.heads], turned[:, self.heads :]
         value = rows[:, self.heads + self.key_heads :]
         query, key, value = (part.transpose(0, 1)[None] for part in (query, key, value))
         mixed, _ = attend(self, query, key, value, None, self.scaling, layout=layout)
         x = self.out(mixed.reshape(len(x), -1)).add_(x)
-        gate, up = self.gate_up(F.rms_norm(x, width, self.mlp_norm, self.eps)).chunk(2, -1)
+        gate, up = self.gate_up(self.by.norm(x, self.mlp_norm, self.eps)).chunk(2, -1)
         return self.down(self.act(gate).mul_(up)).add_(x)
 
 
 class Decoder(nn.Module):
-    """A whole model. Takes the weights out of `model`, which is of no use afterwards."""
+    """A whole model, made of transformers' own, with whose weights it goes on. by: what runs between products."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, by: Torch | Native) -> None:
         super().__init__()
+        self.by = by
         body: Any = model.model
         self.embedding = body.embed_tokens.weight  # [vocab, width]
         self.rotary = body.rotary_emb
-        self.layers = nn.ModuleList(Layer(block, i) for i, block in enumerate(body.layers))
+        self.layers = nn.ModuleList(Layer(block, i, by) for i, block in enumerate(body.layers))
         self.norm, self.eps = body.norm.weight, body.norm.variance_epsilon
         self.head = model.lm_head
 
@@ -75,7 +76,7 @@ class Decoder(nn.Module):
         cos, sin = cos[0, :, None], torch.cat((-first, second), -1)[:, None]
         for layer in self.layers:
             x = layer(x, cos, sin, layout)
-        return self.head(F.rms_norm(x[kept], x.shape[-1:], self.norm, self.eps))
+        return self.head(self.by.norm(x[kept], self.norm, self.eps))
 
 
 def joined(parts: Sequence[nn.Linear]) -> nn.Linear:

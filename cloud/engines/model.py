@@ -13,6 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from cloud.engines import elementwise
 from cloud.engines.decoder import FAMILIES, Decoder
 from cloud.engines.few_rows import rows_at_once
 from cloud.engines.kv import KvShape, Slab
@@ -171,7 +172,7 @@ def shorten(forward: Forward, model: PreTrainedModel) -> None:
         return forward([Span(forward.new_slab(PROBE, 0), 0, 0, PROBE, ())], ids, ids).float()
 
     whole, expected = forward.model, logits()
-    forward.model = Decoder(model)
+    forward.model = Decoder(model, elementwise.quickest(forward.dtype, forward.numerics.exact))
     off = float((logits() - expected).abs().max() / expected.abs().max())
     if not off <= torch.finfo(forward.dtype).eps ** 0.5:  # nor where either is not a number
         log.warning("%s runs by transformers' own forward, from which ours is off by %.1e", forward.where, off)

@@ -49,8 +49,8 @@ def test_a_pass_that_gives_other_logits_is_not_taken(
     """A model may carry a known name and still compute something else."""
     made = Decoder.__init__
 
-    def spoil(self: Decoder, model: Any) -> None:
-        made(self, model)
+    def spoil(self: Decoder, *arguments: Any) -> None:
+        made(self, *arguments)
         self.layers[0].scaling *= 1.5
 
     monkeypatch.setattr(Decoder, "__init__", spoil)
