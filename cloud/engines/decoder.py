@@ -48,8 +48,11 @@ class Layer(nn.Module):
         turned = self.by.rotate(rows, self.heads + self.key_heads, cos, sin)
         query, key = turned[:, : self.heads], turned[:, self.heads :]
         value = rows[:, self.heads + self.key_heads :]
-        query, key, value = (part.transpose(0, 1)[None] for part in (query, key, value))
-        mixed, _ = attend(self, query, key, value, None, self.scaling, layout=layout)
+        if layout.few is not None and not layout.tiles:
+            mixed = layout.few.attend(self.layer_idx, query, key, value, self.scaling)  # [rows, heads, head_dim]
+        else:
+            query, key, value = (part.transpose(0, 1)[None] for part in (query, key, value))
+            mixed, _ = attend(self, query, key, value, None, self.scaling, layout=layout)
         x = self.out(mixed.reshape(len(x), -1)).add_(x)
         gate, up = self.gate_up(self.by.norm(x, self.mlp_norm, self.eps)).chunk(2, -1)
         return self.down(self.act(gate).mul_(up)).add_(x)

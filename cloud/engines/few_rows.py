@@ -58,12 +58,12 @@ class FewRows:
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
     ) -> torch.Tensor:
-        """query: [1, heads, rows, head_dim]; key, value: [1, key heads, rows, head_dim], of all rows of the pass.
+        """query: [rows, heads, head_dim]; key, value: [rows, key heads, head_dim], of all rows of the pass.
 
         Puts keys and values of the spans' rows into their slabs. Returns [rows, heads, head_dim]; rows of other spans
         hold anything.
         """
-        query, key, value = (_by_rows(tensor) for tensor in (query, key, value))
+        query, key, value = _side_by_side(query), _side_by_side(key), _side_by_side(value)
         rows, heads, width = query.shape
         out = query.new_empty(rows, heads, width)
         job = self._job
@@ -93,9 +93,8 @@ def _sees(span: Span) -> bytes | None:
     return b"".join(bytes(j in by_row for j in range(span.rows)) for by_row in seen)
 
 
-def _by_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """[1, heads, rows, width] -> [rows, heads, width], the heads of a row side by side."""
-    rows = tensor[0].transpose(0, 1)
+def _side_by_side(rows: torch.Tensor) -> torch.Tensor:
+    """[rows, heads, width], the heads of a row in one piece."""
     return rows if rows.stride(2) == 1 and rows.stride(1) == rows.shape[2] else rows.contiguous()
 
 

@@ -229,7 +229,10 @@ def attend(
         if features.get(feature) is not None:
             raise ModelError(f"attention with {feature} is not supported", where=type(module).__name__)
     layer, groups = int(module.layer_idx), layout.groups
-    among = layout.few.attend(layer, query, key, value, scaling) if layout.few is not None else None
+    among = None
+    if layout.few is not None:
+        q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
+        among = layout.few.attend(layer, q, k, v, scaling)
     if not layout.tiles:
         assert among is not None
         return among[None], None
