@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from cloud.engines import elementwise
+from cloud.engines import elementwise, huge_pages
 from cloud.engines.decoder import FAMILIES, Decoder
 from cloud.engines.few_rows import rows_at_once
 from cloud.engines.kv import KvShape, Slab
@@ -161,6 +161,9 @@ def load_model(directory: Path, dtype: str, numerics: Numerics) -> Forward:
     if forward.name in FAMILIES:
         shorten(forward, model)
     prepare(forward.model, numerics)
+    del model
+    moved = huge_pages.gather()
+    log.info("%s: %d MiB in huge pages", forward.where, moved >> 20)
     return forward
 
 
