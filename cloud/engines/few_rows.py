@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from cloud.engines.threads import run_in_parallel
 from native import load
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class FewRows:
         job.scale = width**-0.5 if scale is None else scale
         library = _library()
         assert library is not None
-        library.attention_run(ctypes.byref(job), _parallel(), torch.get_num_threads())
+        library.attention_run(ctypes.byref(job), run_in_parallel(), torch.get_num_threads())
         return out
 
 
@@ -105,11 +105,3 @@ def _library() -> ctypes.CDLL | None:
         library.attention_run.argtypes = (ctypes.POINTER(_Job), ctypes.c_void_p, ctypes.c_uint)
         library.attention_run.restype = None
     return library
-
-
-@cache
-def _parallel() -> ctypes.c_void_p | None:
-    """What runs a function on the threads of torch's own kernels: others would fight with them for the cores."""
-    for path in (Path(torch.__file__).parent / "lib").glob("libgomp*.so*"):
-        return ctypes.cast(ctypes.CDLL(str(path)).GOMP_parallel, ctypes.c_void_p)
-    return None

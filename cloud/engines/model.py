@@ -13,11 +13,13 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from cloud.engines import elementwise, huge_pages
+from cloud.engines import elementwise
 from cloud.engines.decoder import FAMILIES, Decoder
 from cloud.engines.few_rows import rows_at_once
+from cloud.engines.huge_pages import Arena
 from cloud.engines.kv import KvShape, Slab
 from cloud.engines.numerics import DTYPES, Numerics
+from cloud.engines.product import PanelLinear, has_panels, panels_shape
 from cloud.engines.ragged import ATTENTION, AttentionShape, Layout, Span, lay_out
 from cloud.engines.rows import PackedLinear, TiledActivation, TiledLinear, find_spans, replace_modules
 from protocol.errors import ModelError, NumericsError
@@ -161,9 +163,6 @@ def load_model(directory: Path, dtype: str, numerics: Numerics) -> Forward:
     if forward.name in FAMILIES:
         shorten(forward, model)
     prepare(forward.model, numerics)
-    del model
-    moved = huge_pages.gather()
-    log.info("%s: %d MiB in huge pages", forward.where, moved >> 20)
     return forward
 
 
@@ -185,8 +184,12 @@ def shorten(forward: Forward, model: PreTrainedModel) -> None:
 def prepare(model: nn.Module, numerics: Numerics) -> None:
     """Give the model its kernels. Weights leave the file's memory map, which slows every pass down."""
     tile = numerics.row_tile
+    layers = [module for module in model.modules() if type(module) is nn.Linear and has_panels(module.weight.dtype)]
+    arena = Arena(sum(Arena.room(panels_shape(layer), layer.weight.dtype) for layer in layers))
 
     def kernel(module: nn.Module) -> nn.Module | None:
+        if type(module) is nn.Linear and has_panels(module.weight.dtype):
+            return PanelLinear(module, arena)
         if type(module) is nn.Linear:
             return TiledLinear(module, tile) if numerics.exact else PackedLinear(module, tile)
         if numerics.exact and type(module).__module__ in ACTIVATION_PACKAGES:
@@ -195,6 +198,8 @@ def prepare(model: nn.Module, numerics: Numerics) -> None:
 
     with torch.inference_mode():
         made = replace_modules(model, kernel)
+        copied = {id(module.weight) for module in made if isinstance(module, PanelLinear | PackedLinear)}
         for parameter in model.parameters():
-            parameter.data = parameter.data.clone()
+            if id(parameter) not in copied:
+                parameter.data = parameter.data.clone()
         find_spans([module for module in made if isinstance(module, TiledLinear)])

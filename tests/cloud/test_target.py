@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 from cloud.engines import rows  # noqa: E402
 from cloud.engines.model import load_model  # noqa: E402
 from cloud.engines.numerics import Numerics  # noqa: E402
+from cloud.engines.product import PanelLinear, has_panels  # noqa: E402
 from cloud.engines.ragged import Span  # noqa: E402
 from cloud.engines.target import read_manifest, target_id  # noqa: E402
 from cloud.engines.torch_engine import load  # noqa: E402
@@ -71,17 +72,20 @@ def test_other_tiles_make_another_target(targets: dict[str, Path]) -> None:
     assert len(ids) == 3
 
 
+@pytest.mark.parametrize(("layer", "dtype"), [(rows.TiledLinear, "bfloat16"), (PanelLinear, "float32")])
 def test_exact_numerics_refuse_a_layer_that_mixes_rows(
-    targets: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    layer: Any, dtype: str, targets: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = rows.TiledLinear.forward
+    if layer is PanelLinear and not has_panels(torch.float32):
+        pytest.skip("no C compiler")
+    honest = layer.forward
 
     def mixed(self: Any, x: Any) -> Any:
-        return honest(self, x) + 1e-4 * x.sum()
+        return honest(self, x) + 1e-2 * x.sum()
 
-    monkeypatch.setattr(rows.TiledLinear, "forward", mixed)
+    monkeypatch.setattr(layer, "forward", mixed)
     with pytest.raises(NumericsError, match="differ from those alone"):
-        load(targets["llama"], Numerics(mode="exact"))
+        load(targets["llama"], Numerics(mode="exact", dtype=dtype))
 
 
 def test_a_model_that_attends_on_its_own_is_refused(targets: dict[str, Path], tmp_path: Path) -> None:
