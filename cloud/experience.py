@@ -68,17 +68,26 @@ class Experience:
 
 
 def _guard(step: Step, outcome: Outcome, plain_s: float, ledgers: Mapping[int, Ledger], tenants: Tenants) -> None:
-    """What each tenant's guesses added to the step's tokens, and their part, by rows, of the time they added."""
+    """What each tenant's guesses added to the step's tokens, and their part, by rows, of the time they added.
+
+    In a step that was shared out they are there for their tenant: then its own tokens count, not everybody's.
+    """
     added: dict[str, list[int]] = {}
+    roots: dict[str, int] = {}
     for work in step.work:
-        if work.draft and (ledger := ledgers.get(work.key)):
+        ledger = ledgers.get(work.key)
+        if ledger is None or work.key not in outcome.accepted:
+            continue
+        roots[ledger.tenant] = roots.get(ledger.tenant, 0) + 1
+        if work.draft:
             of = added.setdefault(ledger.tenant, [0, 0])
-            of[0] += len(outcome.accepted.get(work.key, ())) - 1
+            of[0] += len(outcome.accepted[work.key]) - 1
             of[1] += len(work.draft)
     more_s = outcome.seconds - plain_s
     for name, (tokens, rows) in added.items():
         seconds = plain_s + more_s * rows / step.drafts
-        tenants[name].goodput.learn(step.roots + tokens, seconds, step.roots, plain_s)
+        plain = roots[name] if step.shared else step.roots
+        tenants[name].goodput.learn(plain + tokens, seconds, plain, plain_s)
     for tenant in tenants:
         if tenant.num_sessions:
             tenant.goodput.step()

@@ -44,7 +44,7 @@ LOOKAHEAD = 64  # rows past the best so far in which a better one is looked for
 class Step(Plan):
     """A plan and what it rests on. roots, drafts: rows that draw tokens; prefill: the others; context: the lengths of
     the roots' texts, summed; price: the chance that a draft row needed to be worth it, 0 where all were; due: root
-    rows that there would have been if all had fitted.
+    rows that there would have been if all had fitted; shared: it holds what each tenant's part has room for.
     """
 
     roots: int = 0
@@ -53,6 +53,7 @@ class Step(Plan):
     context: int = 0
     price: float = 0.0
     due: int = 0
+    shared: bool = False
 
 
 @dataclass(slots=True)
@@ -122,13 +123,17 @@ class Scheduler:
         prefill = sum(one.rows for one in work) - drawing
         budget = limit - len(roots) - prefill - drawing
         choice = choose(roots, budget, cost, context, prefill, drawing)
+        freely = choice
         if len({ledger.tenant for ledger in roots}) > 1:
             roots, choice = share_out(roots, choice, budget, cost, prefill, drawing, tenants)
             context = sum(ledger.frontier for ledger in roots)
         order = _guarded(roots, choice.order, tenants)
         chosen = Choice(order, choice.tokens, 0.0).by_root()
         work.extend(rows_of(ledger, nodes) for ledger, nodes in zip(roots, chosen, strict=True))
-        return Step(work, len(roots) + drawing, len(order), prefill, context, choice.price, len(due) + drawing)
+        due_rows = len(due) + drawing
+        return Step(
+            work, len(roots) + drawing, len(order), prefill, context, choice.price, due_rows, choice is not freely
+        )
 
     def _prefill(self, prefills: list[tuple[Ledger, int, bool]], room: int, tenants: Tenants) -> tuple[list[Work], int]:
         """Chunks of at most `room` rows, of those that came first among each tenant's; and how many draw a token."""

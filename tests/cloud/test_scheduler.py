@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from copy import deepcopy
 from math import inf
 
 import pytest
 
 from cloud.cost import StepCost
-from cloud.engines.base import Work
+from cloud.engines.base import Outcome, Work
+from cloud.experience import Experience
 from cloud.ledger import Ledger
 from cloud.scheduler import LEAST, Scheduler
 from cloud.tenants import Contract, Tenants
@@ -266,18 +268,29 @@ def test_the_guard_cuts_the_draft_rows_of_its_tenant():
 
 
 def shared_out(many: int, few: int, *, cost=LINE, weights=(1.0, 1.0), guesses=(), rows=512, steps=40) -> list[float]:
-    """Tokens that each of two tenants is expected to get a second, where one has `many` sessions and one `few`."""
+    """Tokens that each of two tenants gets a second, where one has `many` sessions and one `few`, if guesses fare as
+    they have and steps take what they should.
+    """
     tenants = Tenants({"a": Contract(weight=weights[0]), "b": Contract(weight=weights[1])})
+    experience = Experience(deepcopy(cost))
     ledgers = [ledger(i, device="a.b") for i in range(many)]
     ledgers += [ledger(many + i, device="b.b", guesses=guesses) for i in range(few)]
+    for one in ledgers:
+        tenants[one.tenant].num_sessions += 1
     chance = {one.key: one.acceptance.rate(0, 0) for one in ledgers}
-    tokens, seconds = [0.0, 0.0], 0.0
+    tokens, owed, seconds = [0.0, 0.0], 0.0, 0.0
     for turn in range(steps):
         step = Scheduler(rows, 8).plan(ledgers, lambda key: 1, float(turn), cost, tenants=tenants)
-        seconds += cost.seconds(step.roots + step.drafts, step.context)
+        outcome = Outcome(seconds=cost.seconds(step.roots + step.drafts, step.context))
+        seconds += outcome.seconds
         for work in step.work:
-            tokens[work.key >= many] += 1 + sum(chance[work.key] ** (i + 1) for i in range(len(work.draft)))
+            owed += sum(chance[work.key] ** (i + 1) for i in range(len(work.draft)))
+            right, owed = int(owed), owed % 1
+            outcome.accepted[work.key] = [0] * (1 + right)
+            outcome.ran[work.key] = 1 + len(work.draft)
+            tokens[work.key >= many] += 1 + right
             ledgers[work.key].idle_since = float(turn)
+        experience.learn(step, outcome, {one.key: one for one in ledgers}, tenants)
     return [each / seconds for each in tokens]
 
 
@@ -299,6 +312,12 @@ def test_the_draft_rows_that_pay_alone_are_a_part_too():
     alone = shared_out(0, 6, cost=cost, guesses=range(1, 6))[1]
     assert alone > 1.3 * shared_out(0, 6, cost=cost)[1]
     assert shared_out(60, 6, cost=cost, guesses=range(1, 6))[1] >= 0.9 * alone / 2
+
+
+def test_the_guard_leaves_a_tenant_its_part_though_others_rows_would_bring_more():
+    cost = learned(lambda rows: max(0.03 + 0.0008 * rows, 0.0016 * rows))
+    alone = shared_out(0, 4, cost=cost, guesses=range(1, 7), steps=120)[1]
+    assert shared_out(60, 4, cost=cost, guesses=range(1, 7), steps=120)[1] >= alone / 2
 
 
 def test_where_rows_are_free_nobody_is_held_back():
