@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 
 STATE_EXPIRY_S = 120
 MOST_WAITING = 10_000
-GARBAGE = 5_000, 5, 4  # in a busy verifier a collection every second or two, and a full one every half minute
+GARBAGE = 5_000  # objects: in a busy verifier a collection every second or two
+OLDER, OLDEST = 5, 20  # the one of so many collections that looks at more
 LOOK_S = 1.0
 TELL_S = 60.0
 LATE_S = 0.2
@@ -44,6 +45,7 @@ class Gateway:
         self._stopping = False
         self.turned_at = 0.0
         self._tell_at = self._flush_at = 0.0
+        self._collections = 0
         self._state_topic = topics.verifier_state_topic(verifier.id)
         self._share = topics.shared_open_filter(verifier.engine.info.id)
         self.link = MqttLink(
@@ -61,10 +63,10 @@ class Gateway:
 
     def run(self) -> None:
         """Serve until `stop`, then move the sessions on and say goodbye."""
-        # Libraries' hundred thousands of objects are not gone through between steps, nor the sessions' after every few.
+        # Libraries' hundred thousands of objects are not gone through between steps, nor the sessions' while news wait.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(*GARBAGE)
+        gc.disable()
         self.link.start()
         try:
             while not self._stopping:
@@ -72,6 +74,7 @@ class Gateway:
                 self._turn()
         finally:
             self._leave()
+            gc.enable()
 
     def stop(self) -> None:
         """End `run` after the step under way; may be called from a signal handler."""
@@ -105,6 +108,9 @@ class Gateway:
         else:
             wait = min(verifier.wake_at(now) - now, LOOK_S)
             self._something.wait(max(0.0, wait))
+        if gc.get_count()[0] > GARBAGE:
+            self._collections += 1
+            gc.collect(2 if self._collections % OLDEST == 0 else 1 if self._collections % OLDER == 0 else 0)
 
     def _step(self, plan: Plan) -> Outcome:
         try:

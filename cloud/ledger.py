@@ -159,6 +159,7 @@ class Ledger:
         before = prefix_hashes(owner_hash(self.session, self.verifier, self.epoch), self.text)
         self.hashes = before[self.prompt_len :]
         self.tree = DraftTree(self.text[-1], len(self.text), self.hashes[-1])
+        self._decided: tuple[Node, Sequence[int]] = self.tree.root, ()
         self.device_has = len(opened.ids)
         self.seq = 0
         self.spoke = False
@@ -227,7 +228,10 @@ class Ledger:
         return result
 
     def commit(self, accepted: Sequence[int], now: float) -> tuple[int, int]:
-        """Append what a step drew, up to a stop id or the end. Returns (base, how many ids had been guessed)."""
+        """Append what a step drew, up to a stop id or the end. Returns (base, how many ids had been guessed).
+
+        To be followed by `learn` before the next event: apart, since its news need not wait for that.
+        """
         text, hashes = self.text, self.hashes
         base = len(text)
         ids: list[int] = []
@@ -238,7 +242,7 @@ class Ledger:
             if id in self.stop_ids or len(text) >= self.end:
                 self.finish = self._finish_at(len(text) - 1)
                 break
-        self._judge(ids)
+        self._decided = self.tree.root, ids
         guessed = len(self.tree.advance(ids))
         self.usage.committed += len(ids)
         self.usage.accepted += len(ids) - 1
@@ -246,6 +250,19 @@ class Ledger:
         self.idle_since = now
         self._retry_early()
         return base, guessed
+
+    def learn(self) -> None:
+        """Judge the guesses that the latest commit has decided, also those that had no row in the step."""
+        node, ids = self._decided
+        if not node.children:
+            self.acceptance.age()
+        for depth, id in enumerate(ids):
+            if not node.children:
+                break
+            self.acceptance.judge(depth, node.children, id)
+            if id not in node.children:
+                break
+            node = node.children[id]
 
     def opened(self, now: float, step_us: int) -> Opened:
         """The answer to the session's open, as often as it is asked."""
@@ -295,19 +312,6 @@ class Ledger:
     def _hold(self, wish_s: float) -> None:
         self.patience_s = min(wish_s, self.contract.patience_most_s)
         self.crowded_patience_s = min(max(wish_s, self.contract.patience_least_s), self.contract.patience_most_s)
-
-    def _judge(self, ids: Sequence[int]) -> None:
-        """Learn from the guesses that the new text decides, also from those that had no row in the step."""
-        node = self.tree.root
-        if not node.children:
-            self.acceptance.age()
-        for depth, id in enumerate(ids):
-            if not node.children:
-                break
-            self.acceptance.judge(depth, node.children, id)
-            if id not in node.children:
-                break
-            node = node.children[id]
 
     def _finish_at(self, position: int) -> str:
         if self.text[position] in self.stop_ids:

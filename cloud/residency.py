@@ -40,6 +40,7 @@ class Residency:
         self._engine, self._tenants = engine, tenants
         self._until: dict[int, int] = {}  # length of the text that blocks are reserved for, by key
         self._waiting: set[int] = set()
+        self._free = 0  # blocks that are neither held nor promised, while sessions are admitted
 
     def is_resident(self, ledger: Ledger) -> bool:
         return ledger.key in self._until
@@ -58,6 +59,7 @@ class Residency:
             return list(ledgers), []
         wanting = {ledger.key for ledger in ledgers if self._wants(ledger, now, crowded)}
         evicted: list[Ledger] = []
+        self._free = self._count_free()
         grown = [ledger for ledger in ledgers if ledger.key in until and until[ledger.key] < ledger.frontier]
         for ledger in sorted(grown, key=lambda one: one.resident_since):
             if ledger.key in until and ledger.key in wanting:
@@ -88,9 +90,7 @@ class Residency:
         reads = ledger.is_new and self._engine.pending(ledger.key) > 1
         return reads or (ledger.may_run() and ledger.due_at(crowded) <= now)
 
-    @property
-    def _free(self) -> int:
-        """Blocks that are neither held nor promised."""
+    def _count_free(self) -> int:
         promised = sum(self._blocks(key) - self._engine.blocks(key) for key in self._until)
         return self._engine.free_blocks - promised
 
@@ -113,16 +113,17 @@ class Residency:
         length = min(ledger.frontier + AHEAD, ledger.end)
         need = self._engine.blocks(ledger.key, length)
         grows = ledger.key in self._until
-        short = need - self._blocks(ledger.key) - self._free
-        if short > 0:
-            victims = self._victims(ledger, ledgers, wanting, need, short, grows, now, cost)
-            if victims is None:
-                return False
-            for victim in victims:
-                self._engine.evict(victim.key)
-                self.lost(victim, now)
-                evicted.append(victim)
+        held = self._blocks(ledger.key)
+        short = need - held - self._free
+        victims = self._victims(ledger, ledgers, wanting, need, short, grows, now, cost) if short > 0 else []
+        if victims is None:
+            return False
+        for victim in victims:
+            self._engine.evict(victim.key)
+            self.lost(victim, now)
+            evicted.append(victim)
         self._until[ledger.key] = length
+        self._free = self._count_free() if victims else self._free - max(0, need - held)
         if not grows:
             ledger.enter_cache(now)
         return True

@@ -274,7 +274,7 @@ class Verifier:
 
     def settle_in_parts(self, outcome: Outcome, now: float) -> Iterator[None]:
         """`settle` with a pause after every PART sessions, in which their news may leave: they are on their way while
-        those of the next are made, and the accounts.
+        those of the next are made, and before anything is learned or charged.
         """
         self.tally.steps += 1
         self.tally.rows += outcome.rows
@@ -289,11 +289,14 @@ class Verifier:
             self.tally.committed += ledger.frontier - base
             self.tally.guessed += guessed
             self._say(ledger, ledger.news(base, now, step_us=step_us, advice=ledger.advise(welcome)))
-            if ledger.finish:
-                self._release(ledger)
             if done % PART == 0:
                 yield
         yield
+        for key in outcome.accepted:
+            ledger = self._by_key[key]
+            ledger.learn()
+            if ledger.finish:
+                self._release(ledger)
         self._charge(outcome, ledgers, now)
         for key in outcome.evicted:
             if key in self._by_key:
