@@ -57,7 +57,7 @@ class Ledger:
     ) -> None:
         """contract: the tenant's; fleet: how its guesses fare, where this session is known too little."""
         self.device, self.session = device, opened.session
-        self.tenant = topics.tenant_of(device)
+        self.tenant, self.verdict_topic = topics.tenant_of(device), topics.verdict_topic(device)
         self.verifier, self.handle, self.key, self.limits = verifier, handle, key, limits
         self.prompt_len, self.sampling, self.max_tokens = opened.prompt_len, opened.sampling, opened.max_tokens
         self.quiet_s = quiet_s
@@ -209,10 +209,6 @@ class Ledger:
         usage.rebuilt_rows += rebuilt
         usage.engine_s += engine_s
 
-    def advise(self, price: float) -> int:
-        """Draft rows a step that are welcome, where a row must be right with a chance of `price`."""
-        return self._advice.update(self.acceptance, price, self.limits.draft_rows)
-
     def graft(self, draft: Draft, now: float) -> Grafted:
         """Add a draft's guesses to the tree. Raises LedgerError for one that breaks the announced limits."""
         parents = self._check(draft)
@@ -251,8 +247,10 @@ class Ledger:
         self._retry_early()
         return base, guessed
 
-    def learn(self) -> None:
-        """Judge the guesses that the latest commit has decided, also those that had no row in the step."""
+    def learn(self, price: float) -> None:
+        """Judge the guesses that the latest commit has decided, also those that had no row in the step. price: the
+        chance that a row needs to be welcome from now on.
+        """
         node, ids = self._decided
         if not node.children:
             self.acceptance.age()
@@ -263,6 +261,7 @@ class Ledger:
             if id not in node.children:
                 break
             node = node.children[id]
+        self._advice.update(self.acceptance, price, self.limits.draft_rows)
 
     def opened(self, now: float, step_us: int) -> Opened:
         """The answer to the session's open, as often as it is asked."""
@@ -273,16 +272,20 @@ class Ledger:
             self.session, self.epoch, self.verifier, self.handle, self.frontier, self.limits, step_us, patience
         )
 
-    def news(self, base: int, now: float, *, step_us: int = 0, advice: int | None = None) -> Commit:
-        """Everything committed from `base` on, with what is held, and time and advice where they have changed."""
+    def news(self, base: int, now: float, step_us: int = 0) -> Commit:
+        """Everything committed from `base` on, with what is held, and time and advice where they have changed.
+
+        step_us: 0 where nothing is to be said of it.
+        """
         hash = self.hash_at(base)
         assert hash is not None
         self.told_at = now
-        moved = abs(step_us - self._told_step_us) > self._told_step_us * 0.25
+        moved = step_us > 0 and abs(step_us - self._told_step_us) > self._told_step_us * 0.25
         if moved:
             self._told_step_us = step_us
+        advice = self._advice.rows
         advised = advice if advice != self._told_advice else None
-        self._told_advice = self._told_advice if advice is None else advice
+        self._told_advice = advice
         return Commit(
             self.handle,
             self.epoch,

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
+from typing import NamedTuple
 
 from cloud.admission import RETRY_MS, Refusal, out_of_tokens, over_contract, spent, unfit
 from cloud.archive import Archive
@@ -39,8 +40,7 @@ from protocol.messages import (
 PART = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(NamedTuple):
     """A message to publish. usage: of the session that it belongs to."""
 
     topic: str
@@ -114,8 +114,8 @@ class Verifier:
         self.tenants = Tenants(contracts)
         self.residency = Residency(engine, self.tenants)
         self.archive = Archive()
-        self._planned_at = 0.0
         self._planned = Step(())
+        self._queue_s = 0.0
 
     # -- messages in ----------------------------------------------------------------------------------------------
 
@@ -264,7 +264,9 @@ class Verifier:
             ready, self.engine.pending, now, experience.cost, tenants=self.tenants, crowded=experience.crowded
         )
         if step.work:
-            self._planned, self._planned_at = step, now
+            self._planned = step
+            drawing = (work.key for work in step.work if work.rows == self.engine.pending(work.key))
+            self._queue_s = experience.queued([self._by_key[key] for key in drawing], now)
         return step
 
     def settle(self, outcome: Outcome, now: float) -> None:
@@ -278,26 +280,17 @@ class Verifier:
         """
         self.tally.steps += 1
         self.tally.rows += outcome.rows
-        experience = self.experience
-        ledgers = {work.key: self._by_key[work.key] for work in self._planned.work if work.key in self._by_key}
-        queue_s = experience.queued([ledgers[key] for key in outcome.accepted], self._planned_at)
-        experience.learn(self._planned, outcome, ledgers, self.tenants)
-        step_us, welcome = experience.step_us, experience.welcome
+        step_us = self.experience.step_us
         for done, (key, ids) in enumerate(outcome.accepted.items(), 1):
             ledger = self._by_key[key]
             base, guessed = ledger.commit(ids, now)
             self.tally.committed += ledger.frontier - base
             self.tally.guessed += guessed
-            self._say(ledger, ledger.news(base, now, step_us=step_us, advice=ledger.advise(welcome)))
+            self._say(ledger, ledger.news(base, now, step_us))
             if done % PART == 0:
                 yield
         yield
-        for key in outcome.accepted:
-            ledger = self._by_key[key]
-            ledger.learn()
-            if ledger.finish:
-                self._release(ledger)
-        self._charge(outcome, ledgers, now)
+        self._learn(outcome, now)
         for key in outcome.evicted:
             if key in self._by_key:
                 ledger = self._by_key[key]
@@ -306,7 +299,7 @@ class Verifier:
         for key, reason in outcome.failed.items():
             self._quarantine(self._by_key[key], ErrorCode.ENGINE, reason)
         for observer in self._observers:
-            observer.stepped(self._planned, outcome, queue_s)
+            observer.stepped(self._planned, outcome, self._queue_s)
 
     def tick(self, now: float) -> None:
         """Repair what may have been lost, and forget who has fallen silent."""
@@ -384,8 +377,11 @@ class Verifier:
 
     # -- details --------------------------------------------------------------------------------------------------
 
-    def _charge(self, outcome: Outcome, ledgers: Mapping[int, Ledger], now: float) -> None:
-        """Who had which rows, and so how much of the step's time."""
+    def _learn(self, outcome: Outcome, now: float) -> None:
+        """What a step says of guesses and prices, and who had which rows, and so how much of its time."""
+        ledgers = {work.key: self._by_key[work.key] for work in self._planned.work if work.key in self._by_key}
+        self.experience.learn(self._planned, outcome, ledgers, self.tenants)
+        welcome = self.experience.welcome
         row_s = outcome.seconds / max(1, outcome.rows)
         for work in self._planned.work:
             ledger = ledgers.get(work.key)
@@ -394,6 +390,11 @@ class Verifier:
                 drafts = min(len(work.draft), rows - 1)
                 ledger.charge(rows - drafts, drafts, work.key in outcome.accepted, row_s * rows)
                 self.tenants[ledger.tenant].charge(rows, now)
+        for key in outcome.accepted:
+            ledger = self._by_key[key]
+            ledger.learn(welcome)
+            if ledger.finish:
+                self._release(ledger)
 
     def _over_their_day(self) -> list[Tenant]:
         if self._day is None:
@@ -418,7 +419,7 @@ class Verifier:
         return not ledger.spoke or ledger.device_has < ledger.frontier
 
     def _say(self, ledger: Ledger, message: AnyMessage) -> None:
-        self._outbox.append(Send(topics.verdict_topic(ledger.device), message, ledger.usage))
+        self._outbox.append(Send(ledger.verdict_topic, message, ledger.usage))
 
     def _error(
         self,

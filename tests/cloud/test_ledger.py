@@ -193,9 +193,13 @@ def test_a_device_with_another_text_is_noticed():
 def test_news_tell_time_and_advice_only_when_they_change():
     session = ledger()
     session.commit([1], 0.0)
-    assert session.news(3, 0.0, step_us=60_000, advice=8).step_us == 60_000
-    again = session.news(3, 0.0, step_us=61_000, advice=8)
-    assert (again.step_us, again.advice, list(again.ids)) == (None, None, [1])
+    session.learn(0.0)
+    told = session.news(3, 0.0, 60_000)
+    assert told.step_us == 60_000 and told.advice > 0
+    for step_us in (61_000, 0):
+        again = session.news(3, 0.0, step_us)
+        assert (again.step_us, again.advice, list(again.ids)) == (None, None, [1])
+    assert session.news(3, 0.0, 90_000).step_us == 90_000
 
 
 def test_the_age_of_a_draft_is_told_once_often_at_first_and_seldom_later():

@@ -1,13 +1,16 @@
 """Many devices' connections in one thread: as much of MQTT 5 as a device of a load generator speaks, and no more.
 
 A client library a device would measure itself: the work of two hundred boards would be done on one processor, in the
-middle of what is timed.
+middle of what is timed. Boards have processors of their own, so a message has arrived when the kernel has it, not when
+this process gets round to reading it.
 """
 
 from __future__ import annotations
 
 import selectors
 import socket
+import struct
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -18,6 +21,8 @@ from protocol.errors import LinkError
 CONNECT, CONNACK, PUBLISH, PUBACK, SUBSCRIBE, SUBACK = 0x10, 0x20, 0x30, 0x40, 0x80, 0x90
 READ_BYTES = 1 << 16
 ANSWER_S = 10.0
+SO_TIMESTAMPNS = 35  # Linux: socket(7) has SO_TIMESTAMP; Python names neither
+TIMESPEC = struct.Struct("@ll")
 
 
 class Wire:
@@ -39,6 +44,8 @@ class Wire:
         self._sock.sendall(_packet(SUBSCRIBE | 2, b"\0\1\0", *filters))
         self._await(SUBACK, -1)
         self._sock.setblocking(False)
+        if sys.platform == "linux":
+            self._sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -55,18 +62,25 @@ class Wire:
         self._sock.send(_packet(PUBLISH | qos << 1, _text(topic), packet_id, b"\0", payload))
         self.sent[qos] += 1
 
-    def read(self) -> Iterator[tuple[str, bytes]]:
-        """(topic, payload) of what has come. Raises LinkError when the broker has ended the connection."""
+    def read(self) -> Iterator[tuple[str, bytes, float]]:
+        """(topic, payload, arrived at, by the monotonic clock) of what has come. Raises LinkError when the broker has
+        ended the connection.
+        """
+        at = time.monotonic()
         with suppress(BlockingIOError):
-            data = self._sock.recv(READ_BYTES)
+            data, notes, _, _ = self._sock.recvmsg(READ_BYTES, socket.CMSG_SPACE(TIMESPEC.size))
             if not data:
                 raise LinkError("the broker ended the connection", where=self.name)
             self._unread += data
+            for _, kind, note in notes:
+                if kind == SO_TIMESTAMPNS:
+                    seconds, nanoseconds = TIMESPEC.unpack(note)
+                    at -= time.time() - seconds - nanoseconds / 1e9
         for kind, body in self._packets():
             if kind & 0xF0 == PUBLISH:
                 length = int.from_bytes(body[:2], "big")
-                num_properties, at = _number(body, 2 + length)
-                yield body[2 : 2 + length].decode(), bytes(body[at + num_properties :])
+                num_properties, begin = _number(body, 2 + length)
+                yield body[2 : 2 + length].decode(), bytes(body[begin + num_properties :]), at
             elif kind == PUBACK:
                 self.acknowledged += 1
 
@@ -106,8 +120,7 @@ class Crowd:
     def look(self, wait_s: float) -> None:
         """Read what has come, and wait for it at most so long."""
         for key, _ in self._selector.select(wait_s):
-            at = time.monotonic()
-            for topic, payload in key.data.read():
+            for topic, payload, at in key.data.read():
                 self._on_message(key.data, topic, payload, at)
 
 
