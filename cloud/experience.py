@@ -21,7 +21,7 @@ STEPS = 15  # whose median is the time of a step
 
 
 class Experience:
-    """crowded: whether plain rows are in each other's way; queue_s: for which root rows have been due of late."""
+    """crowded: whether plain rows are in each other's way; queue_s: for which sessions have waited of late."""
 
     def __init__(self, cost: StepCost | None = None) -> None:
         self.cost = cost or StepCost()
@@ -40,9 +40,12 @@ class Experience:
         """The chance that a guess must have to be welcome."""
         return self._price * CHOICE if self._price < NOTHING_PAYS else 1.0
 
-    def queued(self, drawn: Sequence[Ledger], planned_at: float) -> float:
-        """Mean time in s for which the sessions that drew a token had been due before; their first does not count."""
+    def queued(self, drawn: Sequence[Ledger], waiting: Sequence[Ledger], planned_at: float) -> float:
+        """Mean time in s for which the sessions in a step had been due before, their first not counted, and for which
+        those have waited that find no room in the KV cache.
+        """
         waits = [max(0.0, planned_at - ledger.due_since(self.crowded)) for ledger in drawn if ledger.steps]
+        waits += [planned_at - ledger.waiting_since for ledger in waiting]
         if not waits:
             return 0.0
         mean_s = fmean(waits)

@@ -86,7 +86,7 @@ class Metrics(Observer):
         self._step_s = histogram("step_seconds", "Engine time of a step", SECONDS)
         self._step_rows = histogram("step_rows", "Rows of a step", ROWS)
         self._step_sessions = histogram("step_sessions", "Sessions of a step", ROWS)
-        self._queue_s = histogram("queue_seconds", "Mean time for which a step's root rows had been due", SECONDS)
+        self._queue_s = histogram("queue_seconds", "Mean time for which sessions waited for a step", SECONDS)
         self._sessions = gauge("sessions", "Sessions open", "tenant")
         self._knee = gauge("knee_rows", "Most rows of which a step takes at most twice as long as of one")
         self._blocks = gauge("kv_blocks", "KV blocks: of open sessions, retained for texts to come, empty", "state")

@@ -45,7 +45,9 @@ class Observer:
         """
 
     def stepped(self, step: Step, outcome: Outcome, queue_s: float) -> None:
-        """A step is over, and its tokens are committed. queue_s: mean time for which its root rows had been due."""
+        """A step is over, and its tokens are committed. queue_s: mean time for which its root rows had been due
+        and sessions without room had waited.
+        """
 
     def evicted(self, ledger: Ledger) -> None:
         """A session's KV was taken away."""

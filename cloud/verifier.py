@@ -265,8 +265,9 @@ class Verifier:
         )
         if step.work:
             self._planned = step
-            drawing = (work.key for work in step.work if work.rows == self.engine.pending(work.key))
-            self._queue_s = experience.queued([self._by_key[key] for key in drawing], now)
+            drawing = [self._by_key[work.key] for work in step.work if work.rows == self.engine.pending(work.key)]
+            waiting = [ledger for ledger in self._by_key.values() if self.residency.waits(ledger)]
+            self._queue_s = experience.queued(drawing, waiting, now)
         return step
 
     def settle(self, outcome: Outcome, now: float) -> None:

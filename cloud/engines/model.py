@@ -1,53 +1,38 @@
-"""A transformers causal LM as one function: the rows of many sessions in, the logits of some of them out."""
+"""A causal LM as one function: the rows of many sessions in, the logits of some of them out."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.utils.logging import disable_progress_bar
 
 from cloud.engines import elementwise
-from cloud.engines.decoder import FAMILIES, Decoder
+from cloud.engines.decoder import load_decoder
+from cloud.engines.decoder_config import read as read_config
 from cloud.engines.few_rows import rows_at_once
 from cloud.engines.huge_pages import Arena
 from cloud.engines.kv import KvShape, Slab
 from cloud.engines.numerics import DTYPES, Numerics
 from cloud.engines.product import PanelLinear, has_panels, panels_shape
-from cloud.engines.ragged import ATTENTION, AttentionShape, Layout, Span, lay_out
+from cloud.engines.ragged import AttentionShape, Span, lay_out
 from cloud.engines.rows import PackedLinear, TiledActivation, TiledLinear, find_spans, replace_modules
 from protocol.errors import ModelError, NumericsError
 
 log = logging.getLogger(__name__)
 
-PROBE = 8  # tokens
 ACTIVATION_PACKAGES = ("transformers.activations", "torch.nn.modules.activation")
-
-
-class Whole(nn.Module):
-    """transformers' own forward, of any causal LM that calls the attention interface, as `Decoder` takes and gives."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids: torch.Tensor, positions: torch.Tensor, kept: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """ids, positions: [rows]; kept: [n] rows. Returns their logits [n, vocab]."""
-        return self.model(
-            input_ids=ids[None], position_ids=positions[None], logits_to_keep=kept, use_cache=False, layout=layout
-        ).logits[0]
 
 
 class Forward:
     """The model with its attention over slabs, and with the numerics that were asked for."""
 
-    def __init__(self, model: Whole | Decoder, config: PretrainedConfig, numerics: Numerics, where: str) -> None:
+    def __init__(self, model: nn.Module, config: Any, numerics: Numerics, where: str) -> None:
+        """model: takes and gives what `Decoder` does; config: as transformers names its parts."""
         self.model = model
         self.numerics = numerics
         self.where = where
@@ -147,38 +132,34 @@ class Forward:
 
 def load_model(directory: Path, dtype: str, numerics: Numerics) -> Forward:
     """Load the model in `directory` for `numerics`. Raises ModelError for a model that cannot be read."""
-    if not sys.stderr.isatty():
-        disable_progress_bar()  # a bar is for a person, not for a log
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=DTYPES[dtype], attn_implementation=ATTENTION, local_files_only=True
-        ).eval()
+        model, config = _decoder(directory, DTYPES[dtype], numerics) or _whole(directory, DTYPES[dtype])
     except Exception as error:
         raise ModelError(
-            f"the model cannot be loaded: {error}",
+            f"the model cannot be loaded: {error!r}",
             where=str(directory),
             remedy="Export the target again with `python -m tools.export target`",
         ) from error
-    forward = Forward(Whole(model), model.config.get_text_config(), numerics, str(directory))
-    if forward.name in FAMILIES:
-        shorten(forward, model)
-    prepare(forward.model, numerics)
-    return forward
+    prepare(model, numerics)
+    return Forward(model, config, numerics, str(directory))
 
 
-def shorten(forward: Forward, model: PreTrainedModel) -> None:
-    """Put a `Decoder` in the place of transformers' own forward where both give the same logits, but for rounding."""
+def _decoder(directory: Path, dtype: torch.dtype, numerics: Numerics) -> tuple[nn.Module, Any] | None:
+    """The shorter pass, where nothing in the model's files is unknown to it."""
+    config = read_config(directory)
+    if config is None:
+        return None
+    model, unused = load_decoder(directory, config, dtype, elementwise.quickest(dtype, numerics.exact))
+    if unused:
+        log.warning("%s runs by transformers' own forward: nobody knows what %s is for", directory, unused[0])
+        return None
+    return model, config
 
-    def logits() -> torch.Tensor:
-        ids = range(PROBE)
-        return forward([Span(forward.new_slab(PROBE, 0), 0, 0, PROBE, ())], ids, ids).float()
 
-    whole, expected = forward.model, logits()
-    forward.model = Decoder(model, elementwise.quickest(forward.dtype, forward.numerics.exact))
-    off = float((logits() - expected).abs().max() / expected.abs().max())
-    if not off <= torch.finfo(forward.dtype).eps ** 0.5:  # nor where either is not a number
-        log.warning("%s runs by transformers' own forward, from which ours is off by %.1e", forward.where, off)
-        forward.model = whole
+def _whole(directory: Path, dtype: torch.dtype) -> tuple[nn.Module, Any]:
+    from cloud.engines.whole import load_whole  # it imports transformers, which takes seconds
+
+    return load_whole(directory, dtype)
 
 
 def prepare(model: nn.Module, numerics: Numerics) -> None:

@@ -13,13 +13,10 @@ from typing import Any
 
 import torch
 from torch.nn import functional as F
-from transformers import AttentionInterface
 
 from cloud.engines.few_rows import FewRows
 from cloud.engines.kv import Slab
 from protocol.errors import ModelError
-
-ATTENTION = "outrider_ragged"
 
 # Queries of one attention call in fast mode: bounds the mask of a long prefill chunk.
 FAST_QUERIES = 64
@@ -251,6 +248,3 @@ def attend(
     if among is not None and layout.gather is not None:
         return among.index_copy_(0, layout.gather, out)[None], None
     return (out if layout.order is None else out.index_select(0, layout.order))[None], None
-
-
-AttentionInterface.register(ATTENTION, attend)

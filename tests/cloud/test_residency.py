@@ -164,6 +164,20 @@ def test_eight_times_as_many_sessions_as_fit_all_finish_with_the_same_text():
     assert room.engine.sessions == {} and room.engine.free_blocks == room.engine.num_blocks
 
 
+def test_who_waits_for_room_is_in_the_queue_time():
+    """Or a full cache would never make a fleet grow: the few that are in it wait for nothing."""
+    crowd, pair = Room(num_blocks=2 * 5), Room(num_blocks=2 * 5)
+    for session in range(8):
+        crowd.open(session + 1)
+    for session in range(2):
+        pair.open(session + 1)
+    for room in (crowd, pair):
+        for _ in range(20):
+            room.step()
+    assert pair.at.experience.queue_s == 0.0
+    assert crowd.at.experience.queue_s > 0.2
+
+
 def test_a_next_turn_that_holds_most_blocks_from_the_start_is_served():
     room = Room(num_blocks=10, engine=Keeping)
     room.open(1, tokens=48)

@@ -28,8 +28,11 @@ Drafter = Callable[[list[int], list[int]], tuple[list[int], list[int]]]
 _strangers = count()
 
 
-def make_target(directory: Path, architecture: str) -> Path:
-    """A random model that is sure of nothing and never repeats itself, exported as a target directory."""
+def make_target(directory: Path, architecture: str, **more: Any) -> Path:
+    """A random model that is sure of nothing and never repeats itself, exported as a target directory.
+
+    more: of its configuration.
+    """
     shape = {
         "hidden_size": 64,
         "intermediate_size": 192,
@@ -41,6 +44,7 @@ def make_target(directory: Path, architecture: str) -> Path:
         "initializer_range": 0.3,
         "bos_token_id": None,
         "eos_token_id": None,
+        **more,
     }
     torch.manual_seed(3)
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(architecture, **shape))

@@ -108,15 +108,16 @@ class Ear:
 class Player(threading.Thread):
     """Asks for one text again and again until it is told to stop: `texts`, and the stream of the one under way."""
 
-    def __init__(self, board: Board, request: Request, over: threading.Event) -> None:
+    def __init__(self, number: int, board: Board, request: Request, over: threading.Event) -> None:
         super().__init__(daemon=True)
-        self._board, self._request, self._over = board, request, over
+        self._number, self._board, self._request, self._over = number, board, request, over
         self.texts: list[list[int]] = []
         self.stream: Stream | None = None
 
     def run(self) -> None:
         while not self._over.is_set():
-            session = secrets.randbits(64)
+            # Handles come from these seven bits: two sessions of a board that shared one would be one to the ear.
+            session = secrets.randbits(57) << 7 | self._number
             self.stream = self._board.open(replace(self._request, session=session))
             self.texts.append([id for ids in self.stream for id in ids])
         self.stream = None
@@ -197,7 +198,7 @@ def measure(*, threads: int, quick: bool) -> dict[str, object]:
         ]
         boards = [stack.enter_context(board(stage, i)) for i in range(BOARDS)]
         over = threading.Event()
-        players = [Player(boards[i % BOARDS], request, over) for i, request in enumerate(requests)]
+        players = [Player(i, boards[i % BOARDS], request, over) for i, request in enumerate(requests)]
         killer = Killer(players, log, ear)
         started = time.monotonic()
         for player in players:
