@@ -5,7 +5,9 @@ memory short. Where they do not suffice for all:
 
 - sessions that want nothing at the moment go first, the one that has been idle longest before the others; but while
   others keep the engine busy, not before they have been idle for HOLD times as long as evaluating them again will take
-  (the break-even rule of ski rental: whoever soon speaks again costs less where it is);
+  (the break-even rule of ski rental: whoever soon speaks again costs less where it is), and never so many that
+  evaluating them again would keep the engine from anything else: an eviction is paid for by WORTH times as long
+  without another, but for a burst;
 - then those that hold what the engine had kept of an earlier text, but for which nothing is reserved yet;
 - then a session may displace one of a tenant that holds more than its own, by weight, and still will;
 - at last, sessions take turns: one that waits displaces the one that has worked longest, once that has worked WORTH
@@ -26,6 +28,7 @@ from cloud.tenants import Tenants
 AHEAD = 32  # tokens for which a growing session reserves at once
 HOLD = 2.0
 WORTH = 8.0
+BURST_S = 4.0  # of such pauses, that may be owed
 LEAST_TURN = 16  # tokens: before, nobody is displaced by one that only waits for its turn
 
 
@@ -40,6 +43,7 @@ class Residency:
         self._engine, self._tenants = engine, tenants
         self._until: dict[int, int] = {}  # length of the text that blocks are reserved for, by key
         self._waiting: set[int] = set()
+        self._owed_until = 0.0  # when the evictions of idle sessions are paid for
         self._free = 0  # blocks that are neither held nor promised, while sessions are admitted
 
     def is_resident(self, ledger: Ledger) -> bool:
@@ -48,6 +52,11 @@ class Residency:
     def waits(self, ledger: Ledger) -> bool:
         """Whether the session found no room in the latest `admit`."""
         return ledger.key in self._waiting
+
+    @property
+    def retry_at(self) -> float:
+        """Before, no idle session makes room for one that waits."""
+        return self._owed_until - BURST_S
 
     def admit(
         self, ledgers: Sequence[Ledger], now: float, cost: StepCost, crowded: bool
@@ -119,6 +128,8 @@ class Residency:
         if victims is None:
             return False
         for victim in victims:
+            if victim.key not in wanting:
+                self._owed_until = max(self._owed_until, now) + WORTH * _rebuild_s(victim, cost)
             self._engine.evict(victim.key)
             self.lost(victim, now)
             evicted.append(victim)
@@ -146,7 +157,9 @@ class Residency:
         early = [one for one in others if one.key in wanting and one.key not in self._until]
         early.sort(key=lambda one: -one.waiting_since)
         busy = [one for one in others if one.key in wanting and one.key in self._until]
-        if busy and not grows:
+        if not grows and now < self.retry_at:
+            idle = []
+        elif busy and not grows:
             idle = [one for one in idle if now - one.idle_since >= HOLD * _rebuild_s(one, cost)]
         if grows:
             busy.sort(key=lambda one: -one.resident_since)

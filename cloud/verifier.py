@@ -326,8 +326,9 @@ class Verifier:
             ready_at = self.tenants[ledger.tenant].ready_at()
             if self.residency.is_resident(ledger) and self.engine.pending(ledger.key) > 1:
                 times.append(max(now, ready_at))
-            elif self.residency.waits(ledger):
-                continue  # for others to go, and until then there is work or a reason to wake
+            elif self.residency.waits(ledger):  # for others to go: until then there is work, or a reason to wake
+                if self.residency.retry_at > now:
+                    times.append(self.residency.retry_at)
             elif ledger.may_run():
                 times.append(max(ledger.due_at(self.experience.crowded), ready_at))
         return min(times)

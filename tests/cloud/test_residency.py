@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloud.engines.base import Outcome, Plan
+from cloud.residency import BURST_S, WORTH
 from cloud.scheduler import Scheduler
 from cloud.usage import Observer
 from cloud.verifier import Bounds, Verifier
@@ -176,6 +177,25 @@ def test_who_waits_for_room_is_in_the_queue_time():
             room.step()
     assert pair.at.experience.queue_s == 0.0
     assert crowd.at.experience.queue_s > 0.2
+
+
+def test_boards_that_take_their_time_do_not_keep_the_engine_rebuilding():
+    """Each is idle when another speaks, so all could take turns in the cache for ever."""
+    room = Room(num_blocks=3 * 8, draft_rows=1)
+    for session in range(1, 13):
+        room.open(session, prompt_len=40, tokens=60, patience=None)
+    speaks_at = {session: 0.1 * session for session in range(1, 13)}
+    while room.now < 40.0:
+        for session, at in speaks_at.items():
+            if at <= room.now and session not in room.finished:
+                room.draft(session, [1])
+                speaks_at[session] = at + 1.2
+        if not room.step():
+            room.now += 0.01
+    rebuilt_s = sum(ledger.usage.rebuilt_rows for ledger in room.at._by_session.values()) * 0.001
+    assert sum(room.seen.of.values()) > 3
+    assert rebuilt_s <= 40.0 / WORTH + BURST_S / WORTH
+    assert sum(len(text) - 40 for text in room.texts.values()) > 60
 
 
 def test_a_next_turn_that_holds_most_blocks_from_the_start_is_served():
