@@ -11,9 +11,9 @@ from cloud.engines.base import Engine, Plan, Work
 from protocol.errors import ModelError
 from protocol.sampling import Sampling
 
-SIZES = (1, 8, 32, 64)  # rows that draw tokens
+SIZES = (1, 8, 32, 64, 128)  # rows that draw tokens
 ROUNDS = 3
-SESSIONS = 4
+SESSIONS = 8
 PROMPT, LENGTH = 32, 256  # tokens
 PROBE = "(probe)"  # a tenant that no device can have the name of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cloud.engines.base import Outcome, Plan
-from cloud.probe import LENGTH, PROMPT, SIZES, probe
+from cloud.probe import LENGTH, PROMPT, SESSIONS, SIZES, probe
 from tests.cloud.pricing import line
 from tests.toys import BLOCK, ToyEngine
 
@@ -39,7 +39,7 @@ def test_steps_of_several_sizes_are_measured():
 def test_no_step_begins_after_the_time_is_up():
     engine = Measured()
     probe(engine, 0.5, draft_rows=48, clock=lambda: engine.now)
-    assert 0.4 < engine.now - line(4 * PROMPT) < 0.5 + line(64)
+    assert 0.4 < engine.now - line(SESSIONS * PROMPT) < 0.5 + line(max(SIZES))
     skipped = Measured()
     assert probe(skipped, 0.0, draft_rows=48, clock=lambda: skipped.now).seconds(1) == 0.0
     assert not skipped.sizes

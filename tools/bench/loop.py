@@ -69,13 +69,17 @@ def no_guesses(target: Sequence[int], done: int) -> Sequence[int]:
 
 @dataclass
 class Board:
-    """Asks for one text after another. pause_s: how long it takes to answer; texts: ids of those that are complete."""
+    """Asks for one text after another. pause_s: how long it takes to answer; heeds_advice: whether it drafts as many
+    rows as the verifier welcomes and no more, as boards do; texts: ids of those that are complete.
+    """
 
     device: str
     scripts: Iterator[Script]
     guess: Guesser = no_guesses
     patience_ms: int | None = 0
     pause_s: float = 0.0
+    heeds_advice: bool = False
+    advice: int | None = None
     tokens: int = 0
     texts: list[list[int]] = field(default_factory=list)
     expected: list[tuple[int, ...]] = field(default_factory=list)
@@ -149,6 +153,7 @@ class Loop:
         if script is None:
             board.script = None
             return
+        board.advice = None
         board.script, board.text, board.session = script, list(script.prompt), next(self._sessions)
         message = Open(
             board.session,
@@ -183,6 +188,8 @@ class Loop:
             case Commit() if board.script and message.handle == board.handle and message.base == len(board.text):
                 board.text += message.ids
                 board.tokens += len(message.ids)
+                if message.advice is not None and board.heeds_advice:
+                    board.advice = message.advice
                 if message.finish:
                     board.texts.append(board.text[len(board.script.prompt) :])
                     board.expected.append(board.script.target)
@@ -201,7 +208,7 @@ class Loop:
         if board.script is None:
             return
         topic = topics.draft_topic(board.device, "bench")
-        ids = board.guess(board.script.target, len(board.text) - len(board.script.prompt))
+        ids = board.guess(board.script.target, len(board.text) - len(board.script.prompt))[: board.advice]
         hash = prefix_hashes(owner_hash(board.session, "bench", 0), board.text)[-1]
         if ids:
             message: Message = Draft(board.handle, 0, 0, len(board.text), hash, Ids(ids))

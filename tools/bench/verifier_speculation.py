@@ -12,6 +12,8 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from cloud.cost import StepCost
@@ -23,7 +25,7 @@ from edge.drafters.manifest import read as read_manifest
 from edge.text import Text
 from protocol.sampling import Sampling
 from tools import traces
-from tools.bench.loop import Guesser, Loop, Script, many, no_guesses
+from tools.bench.loop import Board, Guesser, Loop, Script, many, no_guesses
 from tools.models import prepare
 from tools.traces import Trace
 
@@ -59,16 +61,29 @@ def mended_guesses(trace: Trace, acceptance: float = ACCEPTANCE) -> list[int]:
 
 def chains_of(recorded: Sequence[Trace], guesses_of: Callable[[Trace], list[int]], depth: int) -> Guesser:
     """Chains of `depth` out of a drafter's guesses; behind a wrong one only wrong ones."""
-    by_text = {trace.target: guesses_of(trace) for trace in recorded}
+    by_text = [(trace.target, guesses_of(trace)) for trace in recorded]
+
+    @cache
+    def of(target: tuple[int, ...]) -> list[int]:
+        return next(guesses for text, guesses in by_text if text[: len(target)] == target)
 
     def guess(target: Sequence[int], done: int) -> Sequence[int]:
-        guesses, made, right = by_text[tuple(target)], list[int](), True
+        guesses, made, right = of(tuple(target)), list[int](), True
         for at in range(done, min(done + depth, len(target))):
             made.append(guesses[at] if right else target[at] ^ 1)
             right = right and made[-1] == target[at]
         return made
 
     return guess
+
+
+def staggered(boards: list[Board]) -> list[Board]:
+    """Boards in mid-text: the first text of each ends at a place of its own, or all would read prompts at once."""
+    for i, board in enumerate(boards):
+        first = next(board.scripts)
+        length = max(1, len(first.target) * (i + 1) // len(boards))
+        board.scripts = chain([Script(first.prompt, first.target[:length])], board.scripts)
+    return boards
 
 
 class Arena:
@@ -81,10 +96,14 @@ class Arena:
     def through_verifier(self, num: int, guess: Guesser) -> tuple[float, float]:
         """Committed tokens a second of so many sessions, and the rows that a token took."""
         loop = Loop(
-            self.engine, many("bench", num, self.scripts, guess), cost=deepcopy(self.cost), draft_rows=MAX_DRAFT
+            self.engine,
+            staggered(many("bench", num, self.scripts, guess, heeds_advice=True)),
+            cost=deepcopy(self.cost),
+            draft_rows=MAX_DRAFT,
         )
         boards = loop.boards.values()
         loop.run(until=lambda: all(board.tokens > 1 for board in boards))
+        loop.run(self.seconds / 5)
         tally = loop.verifier.tally
         tokens, rows = tally.committed, tally.rows
         took = loop.run(self.seconds)
