@@ -52,8 +52,8 @@ class PanelLinear(nn.Module):
 
 
 def has_panels(dtype: torch.dtype) -> bool:
-    """Whether there are such layers here."""
-    return dtype == torch.float32 and _library() is not None
+    """Whether there are such layers here: where torch's threads are others than libgomp's, one alone would be slow."""
+    return dtype == torch.float32 and run_in_parallel() is not None and _library() is not None
 
 
 def panels_shape(linear: nn.Linear) -> tuple[int, int, int]:
