@@ -11,7 +11,7 @@ from cloud.engines.base import Engine, Plan, Work
 from protocol.errors import ModelError
 from protocol.sampling import Sampling
 
-SIZES = (1, 8, 32, 64, 128)  # rows that draw tokens
+SIZES = (1, 8, 32, 64)  # rows that draw tokens
 ROUNDS = 3
 SESSIONS = 8
 PROMPT, LENGTH = 32, 256  # tokens
