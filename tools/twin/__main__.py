@@ -14,7 +14,7 @@ from rich.table import Table
 from edge.config import DraftingConfig
 from link.command import CommandGroup
 from tools import traces
-from tools.boards import BOARDS, BoardTiming, board_timing
+from tools.boards import NAMES, BoardTiming, board_timing
 from tools.modes import MODES
 from tools.twin.fleet import Scene, simulate
 from tools.twin.record import record
@@ -34,7 +34,7 @@ def board_of(name: str, pass_ms: float | None, row_share: float | None, prefill:
 
 @click.group(cls=CommandGroup, command="twin", invoke_without_command=True)
 @click.option("--traces", "path", type=click.Path(path_type=Path), default=traces.RECORDED, help="Of `twin record`.")
-@click.option("--board", type=click.Choice(sorted(BOARDS)), default="orin-nano", show_default=True)
+@click.option("--board", type=click.Choice(NAMES), default="orin-nano", show_default=True)
 @click.option("--pass-ms", type=float, help="Of the drafter, instead of the board's.")
 @click.option("--row-share", type=float, help="What a further row adds, as a share of a pass.")
 @click.option("--board-prefill", type=float, help="Tokens a second, instead of the board's.")
