@@ -32,12 +32,9 @@ class Cooled:
 
     def __init__(self, policy: Policy, share: Callable[[], float]) -> None:
         self.policy, self._share = policy, share
+        self.candidates = policy.candidates
         self._began_at = inf  # the pass that is under way, or has just ended
         self._rest_until = -inf
-
-    @property
-    def candidates(self) -> int:
-        return self.policy.candidates
 
     def grow(self, window: Window, now: float) -> list[Node]:
         if self._began_at < inf:
