@@ -13,6 +13,7 @@ from click.testing import CliRunner
 import edge.checks
 from edge.checks import Report, run_checks
 from edge.cli import main
+from edge.drafters import manifest
 from edge.drafters.base import Candidate
 from tests.edge.boardfiles import MODES, NANO, PI5, BoardFiles
 from tests.edge.test_clock import NOW, certificate
@@ -183,9 +184,8 @@ def test_a_provider_that_runs_nothing_of_the_graph_is_a_warning(tmp_path, files,
     monkeypatch.setattr(edge.checks, "load_drafter", lambda config: ToyDrafter())
     monkeypatch.setattr(edge.checks, "load_text", lambda config: Words())
     drafter = found(checked(config(tmp_path), files), "drafter")
-    assert (
-        drafter.status == "warn" and "on none" in drafter.what and "CPUExecutionProvider was asked for" in drafter.what
-    )
+    assert drafter.status == "warn"
+    assert "on none" in drafter.what and "CPUExecutionProvider was asked for" in drafter.what
 
 
 def test_a_real_drafter_and_broker(tmp_path, files, smollm2, broker_kinds):
@@ -198,10 +198,10 @@ def test_a_real_drafter_and_broker(tmp_path, files, smollm2, broker_kinds):
         assert run.exit_code == report.exit_code == 69
         failed = [finding.name for finding in report.findings if finding.status == "fail"]
         assert failed == ["verifier"]
-        assert "digest 4d94f43bf846 as in its manifest" in found(report, "drafter").what
+        digest = manifest.read(smollm2[0], "drafter").weights_digest[:12]
+        assert f"digest {digest} as in its manifest" in found(report, "drafter").what
         assert "w4a8 on CPUExecutionProvider" in found(report, "drafter").what
         assert "ms a guess" in found(report, "self-test").what
         said = CliRunner().invoke(main, ["check", "--config", str(path), "--wait-s", "0.5"])
-        assert (
-            "FAIL verifier:" in said.stdout and "outrider-cloud serve" in said.stdout and "ok   broker" in said.stdout
-        )
+        assert "FAIL verifier:" in said.stdout and "outrider-cloud serve" in said.stdout
+        assert "ok   broker:" in said.stdout

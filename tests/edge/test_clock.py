@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -75,11 +76,10 @@ def test_no_right_clock_is_before_the_youngest_file(tmp_path):
     assert clock.newest(old, young) == datetime.fromtimestamp(1_800_000_000, timezone.utc)
 
 
-def test_the_kernel_is_asked_who_keeps_the_clock():
-    """Against adjtimex(8)'s own account where there is one, else only that it answers."""
-    found = clock.synchronised()
+def test_the_kernel_says_whether_somebody_keeps_the_clock():
+    if shutil.which("timedatectl") is None:
+        pytest.skip("timedatectl, which tells the same, is not installed")
     told = subprocess.run(["timedatectl", "show", "-p", "NTPSynchronized", "--value"], capture_output=True, text=True)
-    if told.returncode == 0 and told.stdout.strip() in ("yes", "no"):
-        assert found == (told.stdout.strip() == "yes")
-    else:
-        assert found in (True, False, None)
+    if told.returncode:
+        pytest.skip(f"timedatectl: {told.stderr.strip()}")
+    assert clock.synchronised() == (told.stdout.strip() == "yes")
