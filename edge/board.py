@@ -12,10 +12,10 @@ import msgspec
 
 from edge.calibration import Calibration
 from edge.config import EdgeConfig
-from edge.cooling import Cooled, Watch
+from edge.cooling import Watch
 from edge.drafters.base import Drafter
 from edge.journal import Entry, Journal
-from edge.policy import NoDraftPolicy, Policy
+from edge.policy import NoDraftPolicy
 from edge.runtime import SessionRun
 from edge.session import Request, Send
 from edge.targets import choose_target
@@ -188,9 +188,7 @@ class Board:
         journal = self.journal.begin(request) if fresh else self.journal.resume(request.session)
         drafting = self.config.drafting.policy != "none" and self._take_drafter()
         calibration = self._calibrations[request.sampling.greedy]
-        policy: Policy = NoDraftPolicy()
-        if drafting:
-            policy = Cooled(self.config.drafting.make(calibration), lambda: self.watch.share)
+        policy = self.config.drafting.make(calibration) if drafting else NoDraftPolicy()
         stream = Stream()
         turn = self._turns.former(request.target, request.prompt) if fresh else None
         window = Window(
@@ -210,6 +208,7 @@ class Board:
             publish=self._publish,
             listener=stream,
             journal=journal,
+            share=lambda: self.watch.share,
         )
         stream.run = run
         with self._lock:

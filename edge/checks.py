@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from collections.abc import Callable
@@ -233,10 +232,14 @@ class _Looks:
             )
         said = (
             f"{text.decode(ids)!r}: {GUESSES} guesses, the same when computed twice (the manifest holds none to compare"
-            f" with), {1000 * seconds:.1f} ms a guess, {_peak_mib(self.root)}"
+            f" with), {1000 * seconds:.1f} ms a guess"
         )
         if (expected := config.board.expected) is not None:
-            said += f"; planned are {expected.pass_ms:g} ms for 0.5B parameters"
+            said += f" (planned: {expected.pass_ms:g} ms, for 0.5B parameters)"
+        peak, limit = health.peak_mib(self.root), config.board.memory_mib
+        said += "" if peak is None else f", {peak} MiB of memory"
+        if limit and peak is not None and peak > limit:
+            return Warned(f"{said}, over the limit of {limit}", "Lower `context` of [drafter], or raise `memory_mib`")
         return said
 
     # -- the network ----------------------------------------------------------------------------------------------
@@ -296,11 +299,3 @@ def greedy(drafter: Drafter, prompt: list[int]) -> tuple[list[int], float]:
         ids.append(best.id)
         (row,) = drafter.extend([(best.id, row)])
     return ids, (time.perf_counter() - began) / GUESSES
-
-
-def _peak_mib(root: Path) -> str:
-    try:
-        found = re.search(r"VmHWM:\s+(\d+) kB", (root / "proc/self/status").read_text())
-    except OSError:
-        found = None
-    return f"{int(found[1]) >> 10} MiB at most" if found else "memory unknown"

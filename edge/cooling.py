@@ -1,4 +1,4 @@
-"""A board that is hot or throttled drafts less: it rests between passes, and says so.
+"""A board that is hot or throttled drafts less: its drafter rests between passes, and the log and the fleet are told.
 
 Rest is what cools: guessing fewer tokens ahead would leave a slow board as busy as before, only with other guesses.
 """
@@ -8,48 +8,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from math import inf
 from pathlib import Path
 
 from edge.config import BoardConfig
 from edge.health import NOW, SHARE_STEP, Facts, complaint, drafting_share, look
-from edge.policy import Policy
-from edge.window import Window
-from protocol.tree import Node
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 10.0
 NEWS_LOOKS = 5  # sooner than the link would send the state of before again
 CALM_LOOKS = 3  # in a row that must be better before drafting goes up by a step, so that it does not flutter
-
-
-class Cooled:
-    """A policy that gives the drafter no more than a share of the time: after a pass of t it rests for t (1/share - 1).
-
-    share: of the time, in (0, 1], asked after each pass.
-    """
-
-    def __init__(self, policy: Policy, share: Callable[[], float]) -> None:
-        self.policy, self._share = policy, share
-        self.candidates = policy.candidates
-        self._began_at = inf  # the pass that is under way, or has just ended
-        self._rest_until = -inf
-
-    def grow(self, window: Window, now: float) -> list[Node]:
-        if self._began_at < inf:
-            self._rest_until = now + (now - self._began_at) * (1 / self._share() - 1)
-            self._began_at = inf
-        if now < self._rest_until:
-            return []
-        nodes = self.policy.grow(window, now)
-        if nodes:
-            self._began_at = now
-        return nodes
-
-    def send_at(self, window: Window, now: float, pass_s: float) -> float:
-        at = self.policy.send_at(window, now, pass_s)
-        return min(at, self._rest_until) if now < self._rest_until else at  # whoever rests is woken for the next pass
 
 
 class Watch:

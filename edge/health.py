@@ -146,6 +146,12 @@ def was_throttled(facts: Facts) -> list[str]:
     return words + ([f"{facts.overcurrents} over-current events"] if facts.overcurrents else [])
 
 
+def peak_mib(root: Path = Path("/")) -> int | None:
+    """The most memory that this process has had so far."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", _text(root / "proc/self/status"))
+    return int(found[1]) >> 10 if found else None
+
+
 # -- what the kernel tells ------------------------------------------------------------------------------------------
 
 

@@ -38,7 +38,7 @@ def config(folder: Path, *, drafter: str = "/nowhere", board: str = "", broker: 
     return path
 
 
-def checked(path: Path, files: BoardFiles, *, now: datetime | None = None, wait_s: float = 0.3) -> Report:
+def checked(path: Path, files: BoardFiles, *, now: datetime | None = None, wait_s: float = 0.1) -> Report:
     return run_checks(path, wait_s, root=files.root, now=now)
 
 
@@ -178,6 +178,15 @@ def test_a_board_that_does_not_compute_the_same_twice_fails(tmp_path, files, mon
     test = found(checked(config(tmp_path), files), "self-test")
     assert test.status == status
     assert ("the same when computed twice" if status == "ok" else "otherwise") in test.what
+
+
+@pytest.mark.parametrize(("limit", "status"), [(900, "ok"), (700, "warn")])
+def test_memory_that_was_really_taken_is_held_against_the_limit(tmp_path, files, monkeypatch, limit, status):
+    monkeypatch.setattr(edge.checks, "load_drafter", lambda config: ToyDrafter())
+    monkeypatch.setattr(edge.checks, "load_text", lambda config: Words())
+    files.write("proc/self/status", f"Name: python\nVmHWM:\t{800 << 10} kB\n")
+    test = found(checked(config(tmp_path, board=f"memory_mib = {limit}"), files), "self-test")
+    assert test.status == status and "800 MiB" in test.what and (status == "ok" or "`context`" in test.remedy)
 
 
 def test_a_provider_that_runs_nothing_of_the_graph_is_a_warning(tmp_path, files, monkeypatch):

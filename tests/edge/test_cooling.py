@@ -1,65 +1,14 @@
-"""A hot board rests between passes, says so, and comes back slowly."""
+"""A hot board's share of drafting falls at once, comes back slowly, and is said."""
 
 from __future__ import annotations
 
 import logging
 
-import pytest
-
 from edge.config import BoardConfig
-from edge.cooling import CALM_LOOKS, NEWS_LOOKS, Cooled, Watch
-from edge.drafters.base import Candidate
-from edge.policy import ChainPolicy
-from edge.window import Window
-from protocol.messages import Draft, Limits
+from edge.cooling import CALM_LOOKS, NEWS_LOOKS, Watch
 from tests.edge.boardfiles import BoardFiles
-from tests.edge.windows import owned, said
 
-PASS_S = 0.03
-SURE = [Candidate(1, 0.95)]
-WIDE = Limits(draft_rows=1000, ahead=1000, context=2000, vocab_size=100)
 HOT = BoardConfig(hot_c=80.0)
-
-
-def draft(policy: Cooled, window: Window, seconds: float) -> int:
-    """Passes of PASS_S made by the drafting loop's rules within so many seconds."""
-    now, passes = 0.0, 0
-    window.tree.root.note.candidates = SURE
-    while now < seconds:
-        nodes = policy.grow(window, now)
-        if policy.send_at(window, now, PASS_S if nodes else 0.0) <= now:
-            window.flush(now)
-        if not nodes:
-            wake = policy.send_at(window, now, 0.0)
-            if wake > seconds:
-                break
-            now = wake
-            continue
-        for node in nodes:
-            node.note.row, node.note.candidates = object(), SURE
-        passes += 1
-        now += PASS_S
-    return passes
-
-
-@pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
-def test_it_drafts_for_that_share_of_the_time_and_is_woken_for_it(share):
-    policy = Cooled(ChainPolicy(lookahead=1000, floor=0.0, paced=False), lambda: share)
-    window = owned(max_tokens=1000, limits=WIDE)
-    passes = draft(policy, window, 3.0)
-    assert passes == pytest.approx(share * 3.0 / PASS_S, abs=2)
-
-
-def test_guesses_that_were_made_leave_also_while_it_rests():
-    policy = Cooled(ChainPolicy(paced=False), lambda: 0.25)
-    window = owned()
-    window.tree.root.note.candidates = SURE
-    (node,) = policy.grow(window, 0.0)
-    node.note.row, node.note.candidates = object(), SURE
-    assert policy.grow(window, PASS_S) == [] and policy.send_at(window, PASS_S, 0.0) <= PASS_S
-    window.flush(PASS_S)
-    assert [type(message) for message in said(window)] == [Draft]
-    assert policy.send_at(window, PASS_S, 0.0) == pytest.approx(4 * PASS_S)
 
 
 def test_it_falls_at_once_and_rises_a_step_at_a_time(tmp_path, caplog):
