@@ -15,7 +15,7 @@ import msgspec
 
 from edge import clock, health
 from edge.config import BoardConfig, EdgeConfig
-from edge.drafters import manifest
+from edge.drafters import golden, manifest
 from edge.drafters.base import Drafter
 from edge.loading import load_drafter, load_text
 from edge.targets import choose_target
@@ -31,7 +31,6 @@ Status: TypeAlias = Literal["ok", "warn", "fail"]
 EXPIRES_SOON = timedelta(days=30)
 RUNTIME_MIB = 200  # Python and ONNX Runtime, beside the weights
 ROOMY = 1.5  # times the weights: while they are packed for the kernels, parts of them are there twice
-GUESSES = 16
 PROMPT = [{"role": "user", "content": "Say hello."}]
 
 
@@ -220,20 +219,28 @@ class _Looks:
     def self_test(self, config: EdgeConfig) -> str | Warned:
         drafter = self.drafter
         assert drafter is not None
+        where = str(config.drafter.model)
+        expected_ids = manifest.read(config.drafter.model, "drafter").golden
+        if expected_ids is not None and (places := golden.wrong(drafter, expected_ids)):
+            raise ModelError(
+                f"{len(places)} of the {len(expected_ids.sure)} guesses in the manifest are others here",
+                where=where,
+                remedy="This board's ONNX Runtime computes it wrongly: install another version of it, or export again",
+            )
         text = load_text(config)
         prompt = text.chat(PROMPT)
         ids, seconds = greedy(drafter, prompt)
         drafter.prefill([(prompt[0] + 1) % drafter.info.vocab_size])  # so that nothing of the first time is left
         if greedy(drafter, prompt)[0] != ids:
             raise ModelError(
-                f"{GUESSES} guesses came out otherwise when computed again",
-                where=str(config.drafter.model),
+                f"{golden.GUESSES} guesses came out otherwise when computed again",
+                where=where,
                 remedy="Test the board's memory and its supply; a healthy one computes the same twice",
             )
-        said = (
-            f"{text.decode(ids)!r}: {GUESSES} guesses, the same when computed twice (the manifest holds none to compare"
-            f" with), {1000 * seconds:.1f} ms a guess"
+        known = (
+            f"{len(expected_ids.sure)} as in the manifest" if expected_ids else "none in the manifest to compare with"
         )
+        said = f"{text.decode(ids)!r}, the same when computed twice; {known}; {1000 * seconds:.1f} ms a guess"
         if (expected := config.board.expected) is not None:
             said += f" (planned: {expected.pass_ms:g} ms, for 0.5B parameters)"
         peak, limit = health.peak_mib(self.root), config.board.memory_mib
@@ -290,12 +297,12 @@ class _Looks:
 
 
 def greedy(drafter: Drafter, prompt: list[int]) -> tuple[list[int], float]:
-    """(ids, s a guess): GUESSES tokens of the drafter's own, one pass each."""
+    """(ids, s a guess): `golden.GUESSES` tokens of the drafter's own, one pass each."""
     row = drafter.prefill(prompt)
     ids: list[int] = []
     began = time.perf_counter()
-    for _ in range(GUESSES):
+    for _ in range(golden.GUESSES):
         (best,) = drafter.candidates(row, Sampling(), 1)
         ids.append(best.id)
         (row,) = drafter.extend([(best.id, row)])
-    return ids, (time.perf_counter() - began) / GUESSES
+    return ids, (time.perf_counter() - began) / golden.GUESSES

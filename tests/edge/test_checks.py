@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -13,8 +14,9 @@ from click.testing import CliRunner
 import edge.checks
 from edge.checks import Report, run_checks
 from edge.cli import main
-from edge.drafters import manifest
+from edge.drafters import golden, manifest
 from edge.drafters.base import Candidate
+from edge.drafters.manifest import Golden
 from tests.edge.boardfiles import MODES, NANO, PI5, BoardFiles
 from tests.edge.test_clock import NOW, certificate
 from tests.toys import ToyDrafter
@@ -171,10 +173,17 @@ class Words:
         return " ".join(map(str, ids))
 
 
-@pytest.mark.parametrize(("drafter", "status"), [(ToyDrafter(), "ok"), (Forgetful(), "fail")])
-def test_a_board_that_does_not_compute_the_same_twice_fails(tmp_path, files, monkeypatch, drafter, status):
+def loads(monkeypatch: pytest.MonkeyPatch, drafter: ToyDrafter, made: Golden | None = None) -> None:
+    """The configuration's model is this one."""
     monkeypatch.setattr(edge.checks, "load_drafter", lambda config: drafter)
     monkeypatch.setattr(edge.checks, "load_text", lambda config: Words())
+    facts = SimpleNamespace(golden=made)
+    monkeypatch.setattr(edge.checks.manifest, "read", lambda directory, kind: facts)
+
+
+@pytest.mark.parametrize(("drafter", "status"), [(ToyDrafter(), "ok"), (Forgetful(), "fail")])
+def test_a_board_that_does_not_compute_the_same_twice_fails(tmp_path, files, monkeypatch, drafter, status):
+    loads(monkeypatch, drafter)
     test = found(checked(config(tmp_path), files), "self-test")
     assert test.status == status
     assert ("the same when computed twice" if status == "ok" else "otherwise") in test.what
@@ -182,16 +191,24 @@ def test_a_board_that_does_not_compute_the_same_twice_fails(tmp_path, files, mon
 
 @pytest.mark.parametrize(("limit", "status"), [(900, "ok"), (700, "warn")])
 def test_memory_that_was_really_taken_is_held_against_the_limit(tmp_path, files, monkeypatch, limit, status):
-    monkeypatch.setattr(edge.checks, "load_drafter", lambda config: ToyDrafter())
-    monkeypatch.setattr(edge.checks, "load_text", lambda config: Words())
+    loads(monkeypatch, ToyDrafter())
     files.write("proc/self/status", f"Name: python\nVmHWM:\t{800 << 10} kB\n")
     test = found(checked(config(tmp_path, board=f"memory_mib = {limit}"), files), "self-test")
     assert test.status == status and "800 MiB" in test.what and (status == "ok" or "`context`" in test.remedy)
 
 
+def test_guesses_of_the_manifest_that_come_out_otherwise_fail(tmp_path, files, monkeypatch):
+    made = golden.record(ToyDrafter(), [5, 6, 7])
+    loads(monkeypatch, ToyDrafter(), made)
+    right = found(checked(config(tmp_path), files), "self-test")
+    assert right.status == "ok" and f"{len(made.sure)} as in the manifest" in right.what
+    loads(monkeypatch, ToyDrafter(lambda position: True), made)  # wrong everywhere, and each time the same
+    wrong = found(checked(config(tmp_path), files), "self-test")
+    assert wrong.status == "fail" and wrong.exit_code == 66 and "guesses in the manifest are others" in wrong.what
+
+
 def test_a_provider_that_runs_nothing_of_the_graph_is_a_warning(tmp_path, files, monkeypatch):
-    monkeypatch.setattr(edge.checks, "load_drafter", lambda config: ToyDrafter())
-    monkeypatch.setattr(edge.checks, "load_text", lambda config: Words())
+    loads(monkeypatch, ToyDrafter())
     drafter = found(checked(config(tmp_path), files), "drafter")
     assert drafter.status == "warn"
     assert "on none" in drafter.what and "CPUExecutionProvider was asked for" in drafter.what
