@@ -183,7 +183,8 @@ class _Looks:
                 "Cool it, or give it the supply that its maker asks for",
             )
         if past := health.was_throttled(facts):
-            return Warned(f"{said}; since the start there was {', '.join(past)}", "Look at its cooling and its supply")
+            remedy = "Look at its cooling and its supply, or choose a lower power mode"
+            return Warned(f"{said}; since the start there was {', '.join(past)}", remedy)
         return said
 
     def memory(self, config: EdgeConfig) -> str | Warned:
