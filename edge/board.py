@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from queue import SimpleQueue
 
 import msgspec
 
 from edge.calibration import Calibration
 from edge.config import EdgeConfig
+from edge.cooling import Watch
 from edge.drafters.base import Drafter
 from edge.journal import Entry, Journal
 from edge.policy import NoDraftPolicy
@@ -24,7 +26,7 @@ from link.command import package_version
 from link.mqtt import MqttLink
 from protocol import topics
 from protocol.errors import LinkError, OutriderError, SessionError, WireError
-from protocol.messages import DeviceState, Error, ErrorCode, VerifierState, decode, encode
+from protocol.messages import DeviceState, Error, ErrorCode, Health, VerifierState, decode, encode
 
 log = logging.getLogger(__name__)
 
@@ -74,10 +76,20 @@ class Board:
     """Opens sessions. The drafter serves one session at a time; others meanwhile are streamed without it.
 
     present: whether this process speaks for the device, so that its retained state tells whether it is online.
+    root: below which the board's own facts are read.
     """
 
-    def __init__(self, config: EdgeConfig, drafter: Drafter, *, client_id: str = "", present: bool = True) -> None:
+    def __init__(
+        self,
+        config: EdgeConfig,
+        drafter: Drafter,
+        *,
+        client_id: str = "",
+        present: bool = True,
+        root: Path = Path("/"),
+    ) -> None:
         self.config, self.drafter = config, drafter
+        self.watch = Watch(config.board, on_news=self._retain, root=root)
         self.device = config.device.name
         self.journal = Journal(config.device.state / "journal")
         self._drafter_free = threading.Lock()
@@ -103,16 +115,17 @@ class Board:
             subscriptions=[(topics.verdict_topic(self.device), 0)],
             will=will if present else None,
         )
-        if present:
-            self.link.retain(state_topic, encode(self._state()), STATE_EXPIRY_S)
+        self._retain()
 
     def start(self) -> Board:
         self.link.start()
+        self.watch.start()
         return self
 
     def close(self) -> None:
         """End what runs, each with a SessionError: the journal has what it needs to go on."""
         self._closing = True
+        self.watch.stop()
         for run in self._now_running():
             run.leave()
         if self._present:
@@ -195,6 +208,7 @@ class Board:
             publish=self._publish,
             listener=stream,
             journal=journal,
+            share=lambda: self.watch.share,
         )
         stream.run = run
         with self._lock:
@@ -288,8 +302,27 @@ class Board:
         with self._lock:
             return list(self._runs)
 
+    def _retain(self) -> None:
+        """Let the broker keep the device's state as it is now, where this process speaks for the device."""
+        if self._present:
+            self.link.retain(topics.device_state_topic(self.device), encode(self._state()), STATE_EXPIRY_S)
+
     def _state(self) -> DeviceState:
-        info = self.drafter.info
+        info, facts = self.drafter.info, self.watch.facts
+        health = Health(
+            drafting=round(100 * self.watch.share),
+            throttled=int(facts.throttle),
+            temperature_c=None if facts.hottest is None else round(facts.hottest.celsius),
+            free_mib=facts.free_mib,
+            power_mode=facts.power_mode,
+            hardware=facts.hardware,
+        )
         return DeviceState(
-            "online", package_version(), info.name, info.weights_digest, info.tokenizer_digest, info.compute
+            status="online",
+            version=package_version(),
+            drafter=info.name,
+            drafter_digest=info.weights_digest,
+            tokenizer_digest=info.tokenizer_digest,
+            compute=info.compute,
+            health=health,
         )

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 SWITCH_S = 0.0005  # a message that arrives beside a busy thread would wait ten times as long by default
 
+MARKS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
 DEFAULT_CONFIG = Path("/etc/outrider/edge.toml")
 config_option = click.option(
     "--config",
@@ -120,14 +121,18 @@ def chat(
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("--wait-s", type=float, default=5.0, show_default=True, help="How long to wait for broker and verifier.")
 def check(config_path: Path, as_json: bool, wait_s: float) -> None:
-    """Configuration, models, tokenizer, broker, verifier: is everything in place?"""
-    findings = run_checks(config_path, wait_s)
+    """The board, its clock and certificates, the drafter, broker and verifier: is everything in place?
+
+    Ends with the code of the first thing that failed; a warning is no failure.
+    """
+    report = run_checks(config_path, wait_s)
     if as_json:
-        click.echo(msgspec.json.encode(findings))
+        click.echo(msgspec.json.encode(report))
     else:
-        for finding in findings:
-            click.echo(f"{'ok  ' if finding.ok else 'FAIL'} {finding.name}: {finding.detail}")
-    sys.exit(next((finding.exit_code for finding in findings if not finding.ok), 0))
+        for finding in report.findings:
+            remedy = f". {finding.remedy}" if finding.remedy else ""
+            click.echo(f"{MARKS[finding.status]} {finding.name}: {finding.what}{remedy}")
+    sys.exit(report.exit_code)
 
 
 @dataclass(slots=True)

@@ -34,9 +34,42 @@ class DeviceConfig(Section, frozen=True):
             check_device(self.name)
 
 
+class ExpectedConfig(Section, frozen=True):
+    """How fast this kind of board drafts with 0.5B parameters in 4 bits, for the plan and the twin.
+
+    pass_ms: a pass of one row; row_share: what each further row adds, as a share of it; prefill_tokens_per_s: of the
+    prompt. source: where the figures are from; tested: whether they were measured with this runtime on this board.
+    """
+
+    pass_ms: Annotated[float, Meta(gt=0)]
+    row_share: Annotated[float, Meta(ge=0)]
+    prefill_tokens_per_s: Annotated[float, Meta(gt=0)]
+    source: Annotated[str, Meta(min_length=1)]
+    tested: bool = False
+
+
+class BoardConfig(Section, frozen=True):
+    """What the hardware is. hardware: a part of the name that its device tree gives, "" for any.
+
+    cores: where the process may run: `all`, `big` for the fastest kind of core where there are several, or their
+    numbers. memory_mib: most that it should take, 0 for what there is.
+    power_modes: nvpmodel's names of the modes that the board may be in, none where it has no such thing.
+    thermal_zones: types of the zones that are watched, all when none is named; hot_c: where the board slows itself
+    down, when absent the lowest trip point that says so in sysfs.
+    """
+
+    hardware: str = ""
+    cores: Literal["all", "big"] | Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=1)] = "all"
+    memory_mib: Annotated[int, Meta(ge=0)] = 0
+    power_modes: tuple[str, ...] = ()
+    thermal_zones: tuple[str, ...] = ()
+    hot_c: Annotated[float, Meta(ge=40, le=125)] | None = None
+    expected: ExpectedConfig | None = None
+
+
 class DrafterConfig(Section, frozen=True):
-    """model: a directory made by `tools.export drafter`; threads: 0 means all cores; context: tokens that the cache
-    holds, when absent 4096 or what the model takes.
+    """model: a directory made by `tools.export drafter`; threads: 0 means all cores of [board]; context: tokens that
+    the cache holds, when absent 4096 or what the model takes.
     """
 
     model: Path
@@ -119,6 +152,7 @@ class ApiConfig(Section, frozen=True):
 class EdgeConfig(Section, frozen=True):
     device: DeviceConfig
     drafter: DrafterConfig
+    board: BoardConfig = BoardConfig()
     broker: BrokerConfig = BrokerConfig()
     drafting: DraftingConfig = DraftingConfig()
     session: SessionConfig = SessionConfig()

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import os
-
 from edge.config import EdgeConfig
+from edge.cores import pin
 from edge.drafters import manifest
 from edge.drafters.onnx import OnnxDrafter
 from edge.text import Text
 
 
 def load_drafter(config: EdgeConfig) -> OnnxDrafter:
-    """Raises ModelError for a directory that cannot be used."""
+    """The drafter, on the board's cores, where this thread and all that it starts stay from now on.
+
+    Raises ModelError for a directory that cannot be used, ConfigError for a core that is not there.
+    """
     drafter = config.drafter
+    cores = pin(config.board)
     return OnnxDrafter.load(
         drafter.model,
-        threads=drafter.threads or os.cpu_count() or 1,
+        threads=drafter.threads or cores,
         providers=drafter.providers,
         context=drafter.context,
         verify=drafter.verify_weights,

@@ -63,9 +63,12 @@ class SessionRun:
         listener: Listener,
         journal: SessionJournal | None = None,
         clock: Callable[[], float] = time.monotonic,
+        share: Callable[[], float] = lambda: 1.0,
     ) -> None:
+        """share: of its time that the drafter may work now, in (0, 1]: after a pass of t it rests t (1/share - 1)."""
         self.window, self.drafter, self.policy = window, drafter, policy
         self._publish, self._listener, self._journal, self._clock = publish, listener, journal, clock
+        self._share, self._rest_until = share, -inf
         self._lock = threading.RLock()
         self._changed = threading.Event()
         self._unread: list[int] = []
@@ -198,7 +201,8 @@ class SessionRun:
             if window.moves:
                 self._follow()
             work: Pass | None = None
-            if self.drafter is not None and not window.done:
+            rests = now < self._rest_until
+            if self.drafter is not None and not window.done and not rests:
                 if self._unread:
                     work = self._reading()
                 elif nodes := self.policy.grow(window, now):
@@ -215,7 +219,7 @@ class SessionRun:
             if sends or looks:
                 self._act()
             if work is None:
-                self.wake_at = min(window.wake_at(), send_at)
+                self.wake_at = min(window.wake_at(), send_at, self._rest_until if rests else inf)
             return work
 
     def evaluate(self, work: Pass) -> list[tuple[Row, list[Candidate]]]:
@@ -240,6 +244,7 @@ class SessionRun:
     def learn(self, work: Pass, found: Sequence[tuple[Row, list[Candidate]]], seconds: float) -> None:
         """Take over what a pass of so many seconds found."""
         with self._lock:
+            self._rest_until = self._clock() + seconds * (1 / self._share() - 1)
             self.window.cadence.cost.passed(len(work.rows), seconds)
             for node, (row, candidates) in zip(work.nodes, found, strict=bool(found)):
                 node.note.row, node.note.candidates = row, candidates

@@ -200,8 +200,21 @@ class Error(Message, frozen=True, tag=TAGS + 7):
     handle: Handle | None = None
 
 
+class Health(msgspec.Struct, frozen=True, array_like=True):
+    """How a board is. drafting: per cent of its time that it may draft; throttled: the Pi's bits of `get_throttled`,
+    other boards' facts in the same; temperature_c: of the zone nearest to its limit; free_mib: memory.
+    """
+
+    drafting: Annotated[int, Meta(ge=0, le=100)] = 100
+    throttled: Count = 0
+    temperature_c: Annotated[int, Meta(ge=-100, le=200)] | None = None
+    free_mib: Count | None = None
+    power_mode: Prose = ""
+    hardware: Prose = ""
+
+
 class DeviceState(Message, frozen=True, tag=TAGS + 8):
-    """Retained. status: online, offline. Digests are SHA-256 in hex."""
+    """Retained. status: online, offline. Digests are SHA-256 in hex. health: None where it is not known."""
 
     status: Name
     version: Prose = ""
@@ -210,6 +223,7 @@ class DeviceState(Message, frozen=True, tag=TAGS + 8):
     tokenizer_digest: Digest = ""
     compute: Prose = ""
     sessions: Count = 0
+    health: Health | None = None
 
 
 class VerifierState(Message, frozen=True, tag=TAGS + 9):

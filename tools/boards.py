@@ -1,14 +1,20 @@
-"""How fast a board drafts: three typical ones, by name, for the plan and the twin.
+"""How fast a board drafts, for the plan and the twin: what `[board.expected]` of the files in board_configs/ says.
 
-The figures are parameters that planning starts from, not measurements of a product: a 0.5B drafter with 4-bit weights
-on a Raspberry Pi 5's CPU and on the GPUs of two Jetsons. A board in hand is measured, and its own figures used.
+Most figures are parameters that planning starts from, not measurements; each file says where its own are from, and
+whether they were tested. A board in hand is measured, and its own figures used.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from edge.config import EdgeConfig
+from link.config import load
 from protocol.errors import ConfigError
+
+FOLDER = Path(__file__).resolve().parent.parent / "board_configs"
+SHORT = {"pi5": "raspberry-pi-5", "orin-nano": "jetson-orin-nano", "agx": "jetson-agx-orin"}
 
 
 @dataclass(frozen=True)
@@ -37,16 +43,18 @@ class BoardTiming:
         return num_tokens / self.prefill_tokens_per_s
 
 
-BOARDS = {
-    "pi5": BoardTiming(pass_s=0.033, row_share=0.50, prefill_tokens_per_s=120.0),
-    "orin-nano": BoardTiming(pass_s=0.012, row_share=0.15, prefill_tokens_per_s=1500.0),
-    "agx": BoardTiming(pass_s=0.008, row_share=0.10, prefill_tokens_per_s=4000.0),
-}
+NAMES = [*SHORT, *sorted(path.stem for path in FOLDER.glob("*.toml"))]
 
 
 def board_timing(name: str) -> BoardTiming:
-    """The board of that name. Raises ConfigError that lists the known ones."""
-    try:
-        return BOARDS[name]
-    except KeyError:
-        raise ConfigError(f"no board {name!r}", where="boards", remedy=f"Known: {', '.join(BOARDS)}") from None
+    """Of the board of that file or short name. Raises ConfigError that lists the known ones."""
+    if name not in NAMES:
+        raise ConfigError(f"no board {name!r}", where="boards", remedy=f"Known: {', '.join(NAMES)}")
+    path = FOLDER / f"{SHORT.get(name, name)}.toml"
+    expected = load(path, EdgeConfig).board.expected
+    if expected is None:
+        raise ConfigError("no [board.expected]", where=str(path), remedy="Measure the board and say its times")
+    return BoardTiming(expected.pass_ms / 1e3, expected.row_share, expected.prefill_tokens_per_s)
+
+
+BOARDS = {name: board_timing(name) for name in SHORT}

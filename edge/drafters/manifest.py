@@ -15,12 +15,21 @@ DRAFTER_WEIGHTS = ("model.onnx", "model.onnx.data")
 TARGET_WEIGHTS = ("model.safetensors",)
 
 
+class Golden(msgspec.Struct, frozen=True):
+    """ids: the drafter's own greedy text behind `prompt`; sure: the places in `ids` that any board must agree on."""
+
+    prompt: tuple[int, ...]
+    ids: tuple[int, ...]
+    sure: tuple[int, ...]
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """kind: "target" or "drafter"; digests: hex SHA-256, the weights' over the files in the order of `weights_files`.
 
     vocab_size: ids that the tokenizer has; context: tokens; dtype: of the weights that are not quantised.
     special_tokens: what the chat template may name. quantisation: part of the model -> how, in words.
     compute: weight and activation bits that the matrix products really run with, e.g. "w4a8".
+    golden: what a drafter must guess again on the board; None where it was not recorded.
     """
 
     kind: str
@@ -37,6 +46,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     special_tokens: dict[str, str] = {}
     compute: str = ""
     quantisation: dict[str, str] = {}
+    golden: Golden | None = None
 
     @property
     def weights_files(self) -> tuple[str, ...]:

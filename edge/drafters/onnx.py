@@ -8,6 +8,7 @@ when past and present are bound to one address, so a pass never copies the past.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -88,7 +89,7 @@ class OnnxDrafter:
             tokenizer_digest=facts.tokenizer_digest,
             weights_digest=facts.weights_digest,
             compute=facts.compute,
-            provider=session.get_providers()[0],
+            provider=_runs_on(session),
         )
         self._pass = _Pass(session, capacity)
         self._text: list[int] = []
@@ -308,8 +309,19 @@ def _session(path: Path, threads: int, providers: Sequence[str], spin: bool) -> 
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spin)))
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     try:
         return ort.InferenceSession(str(path), options, providers=list(providers))
     except Exception as error:  # ONNX Runtime's exceptions share no base below Exception
         reason = str(error).splitlines()[0]
         raise ModelError(f"cannot be loaded: {reason}", where=str(path), remedy="export the model again") from error
+
+
+def _runs_on(session: ort.InferenceSession) -> str:
+    """The provider that most of the graph went to: one that was asked for first may have taken nothing of it."""
+    if not hasattr(session, "get_provider_graph_assignment_info"):  # an older ONNX Runtime does not tell
+        return session.get_providers()[0]
+    nodes: Counter[str] = Counter()
+    for part in session.get_provider_graph_assignment_info():
+        nodes[part.ep_name] += len(part.get_nodes())
+    return nodes.most_common(1)[0][0]

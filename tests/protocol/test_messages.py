@@ -16,6 +16,7 @@ from protocol.messages import (
     DeviceState,
     Draft,
     Error,
+    Health,
     Limits,
     Open,
     Opened,
@@ -87,6 +88,10 @@ GOLDEN = {
         "97170002af756e6b6e6f776e2d73657373696f6ea0c007",
     ),
     "device state": (DeviceState("offline"), "9218a76f66666c696e65"),
+    "device state, with health": (
+        DeviceState("online", health=Health(25, 0x50005, 82, 900, "25W", "Raspberry Pi 5")),
+        "9918a66f6e6c696e65a0a0a0a0a0009619ce0005000552cd0384a3323557ae5261737062657272792050692035",
+    ),
     "verifier state": (
         VerifierState("v1", "up", "t-1", "m", "", "fast-float32", "0.1.0", LIMITS, 3, 60_000),
         "9b19a27631a27570a3742d31a16da0ac666173742d666c6f61743332a5302e312e309530 40cd2000cdc000c303cdea60".replace(

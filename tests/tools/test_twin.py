@@ -148,6 +148,17 @@ def test_at_most_two_messages_a_step_and_few_bytes():
     assert found["bytes_per_token"] < 45
 
 
+@pytest.mark.parametrize("share", [0.75, 0.5, 0.25])
+@pytest.mark.parametrize(("board", "policy"), [("pi5", "auto"), ("orin-nano", "auto"), ("pi5", "chain")])
+def test_a_hot_board_works_for_its_share_of_the_time_and_is_never_slower_than_streaming(board, policy, share):
+    cool, hot = (
+        figures(simulate(scene("auto", board=board, drafting=DraftingConfig(policy=policy), share=each)))
+        for each in (1.0, share)
+    )
+    assert hot["board_busy"] <= 1.03 * share < cool["board_busy"]  # the last pass is not rested from
+    assert cool["itl_ms_mean"] <= hot["itl_ms_mean"] <= 60.1
+
+
 # -- the command ------------------------------------------------------------------------------------------------------
 
 

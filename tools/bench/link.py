@@ -19,7 +19,7 @@ from protocol.errors import OutriderError
 from tools.arrivals import gaps_ms, mean_gap_ms, p95
 from tools.bench.record import machine
 from tools.bench.sides import Real, Replayed, Sides, Way
-from tools.boards import BOARDS, BoardTiming, board_timing
+from tools.boards import NAMES, BoardTiming, board_timing
 from tools.models import PAIRS
 from tools.modes import MODES
 from tools.player import Player
@@ -185,7 +185,7 @@ def _report(console: Console, sides: Sides, takes: Sequence[Takes], tls: bool) -
     multiple=True,
     help="Of `twin record`; the recorded ones if absent.",
 )
-@click.option("--board", type=click.Choice(sorted(BOARDS)), default="orin-nano", show_default=True)
+@click.option("--board", type=click.Choice(NAMES), default="orin-nano", show_default=True)
 @click.option("--cloud-step-ms", type=click.FloatRange(0.01), default=60.0, show_default=True)
 @click.option("--cloud-prefill", type=click.FloatRange(1), default=20_000.0, show_default=True, help="Tokens a second.")
 @click.option("--prompt-tokens", type=click.IntRange(1), default=20, show_default=True)

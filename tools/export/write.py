@@ -12,12 +12,14 @@ from typing import Any
 import msgspec
 import torch
 
-from edge.drafters.manifest import MANIFEST, TARGET_WEIGHTS, TOKENIZER, Manifest, digest
+from edge.drafters import golden
+from edge.drafters.manifest import MANIFEST, TARGET_WEIGHTS, TOKENIZER, Golden, Manifest, digest
 from protocol.errors import ConfigError
 from tools.export import graph
 from tools.export.sources import Source
 
 CHAT_TEMPLATE = "chat_template.jinja"
+GOLDEN_TEXT = "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday. One, two, three, four, five,"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 Progress = Callable[[int, int], None]
@@ -51,7 +53,7 @@ def write_drafter(
     with directory(out, force) as part:
         built, tied = graph.build(source.config, source.weights, options, progress)
         built.save(part)
-        return _finish(
+        manifest = _finish(
             source,
             part,
             kind="drafter",
@@ -62,6 +64,22 @@ def write_drafter(
             compute="w4a8" if options.accuracy_level == 4 else "w4a32",
             quantisation=_describe(options, tied),
         )
+        manifest = msgspec.structs.replace(manifest, golden=_golden(part))
+        _save(manifest, part)
+        return manifest
+
+
+def _golden(part: Path) -> Golden | None:
+    """What the drafter guesses here; None where ONNX Runtime is not installed, or the text has no token of its own."""
+    try:
+        from edge.drafters.onnx import OnnxDrafter
+    except ImportError:
+        return None
+    from tokenizers import Tokenizer
+
+    ids = Tokenizer.from_file(str(part / TOKENIZER)).encode(GOLDEN_TEXT, add_special_tokens=False).ids
+    drafter = OnnxDrafter.load(part, context=len(ids) + golden.GUESSES)
+    return golden.record(drafter, ids) if 0 < len(ids) + golden.GUESSES <= drafter.info.context else None
 
 
 def _describe(options: graph.Options, tied: bool) -> Mapping[str, str]:
@@ -99,8 +117,12 @@ def _finish(source: Source, part: Path, *, kind: str, **facts: Any) -> Manifest:
     )
     files = [part / name for name in manifest.weights_files]
     manifest = msgspec.structs.replace(manifest, weights_digest=digest(*files))
-    (part / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+    _save(manifest, part)
     return manifest
+
+
+def _save(manifest: Manifest, part: Path) -> None:
+    (part / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
 
 
 def check_free(out: Path, force: bool) -> None:

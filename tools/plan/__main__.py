@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from protocol.errors import OutriderError
-from tools.boards import BOARDS, BoardTiming, board_timing
+from tools.boards import NAMES, BoardTiming, board_timing
 from tools.plan.acceptance import Acceptance, Independent, Recorded
 from tools.plan.advice import Setting, make_plan
 from tools.plan.report import print_plan, record
@@ -23,7 +23,7 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 COUNT = click.IntRange(min=1)
 
 BOARD = (
-    click.option("--board", type=click.Choice(sorted(BOARDS)), default="orin-nano", show_default=True),
+    click.option("--board", type=click.Choice(NAMES), default="orin-nano", show_default=True),
     click.option("--pass-ms", type=POSITIVE, help="A drafter's pass of one row, instead of the board's."),
     click.option("--row-share", type=click.FloatRange(min=0), help="What a further row adds, as a share of the pass."),
     click.option("--rtt-ms", type=click.FloatRange(min=0), default=50.0, show_default=True, help="Of the link."),

@@ -14,7 +14,7 @@ from rich.table import Table
 from edge.config import DraftingConfig
 from link.command import CommandGroup
 from tools import traces
-from tools.boards import BOARDS, BoardTiming, board_timing
+from tools.boards import NAMES, BoardTiming, board_timing
 from tools.modes import MODES
 from tools.twin.fleet import Scene, simulate
 from tools.twin.record import record
@@ -34,10 +34,11 @@ def board_of(name: str, pass_ms: float | None, row_share: float | None, prefill:
 
 @click.group(cls=CommandGroup, command="twin", invoke_without_command=True)
 @click.option("--traces", "path", type=click.Path(path_type=Path), default=traces.RECORDED, help="Of `twin record`.")
-@click.option("--board", type=click.Choice(sorted(BOARDS)), default="orin-nano", show_default=True)
+@click.option("--board", type=click.Choice(NAMES), default="orin-nano", show_default=True)
 @click.option("--pass-ms", type=float, help="Of the drafter, instead of the board's.")
 @click.option("--row-share", type=float, help="What a further row adds, as a share of a pass.")
 @click.option("--board-prefill", type=float, help="Tokens a second, instead of the board's.")
+@click.option("--share", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Of its time that it may draft.")
 @click.option("--devices", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--texts", type=click.IntRange(0), default=0, help="For each device; 0: as many as there are traces.")
 @click.option("--rtt-ms", type=click.FloatRange(0), default=50.0, show_default=True)
@@ -57,9 +58,9 @@ def board_of(name: str, pass_ms: float | None, row_share: float | None, prefill:
 @click.pass_context
 def main(
     context: click.Context, path: Path, board: str, pass_ms: float | None, row_share: float | None,
-    board_prefill: float | None, devices: int, texts: int, rtt_ms: float, cloud_step_ms: float, knee: float,
-    row_ms: float | None, cloud_prefill: float, prompt_tokens: int, mode: str, patience_s: float | None, gamma: int,
-    paced: bool, verifiers: int, spread_s: float, seed: int, as_json: bool,
+    board_prefill: float | None, share: float, devices: int, texts: int, rtt_ms: float, cloud_step_ms: float,
+    knee: float, row_ms: float | None, cloud_prefill: float, prompt_tokens: int, mode: str, patience_s: float | None,
+    gamma: int, paced: bool, verifiers: int, spread_s: float, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
     """The real window, policies, ledger and scheduler on a virtual clock; compute is times, the drafter a trace."""
     if context.invoked_subcommand:
@@ -78,6 +79,7 @@ def main(
         verifiers=verifiers,
         spread_s=spread_s if devices > 1 else 0.0,
         seed=seed,
+        share=share,
     )
     asked = {
         name: context.params[name] for name in ("board", "devices", "rtt_ms", "cloud_step_ms", "mode", "paced", "seed")

@@ -27,7 +27,8 @@ from tools.twin.world import Board, Cloud, Story, World
 @dataclass(frozen=True)
 class Scene:
     """What is simulated. Times in s; texts: how many each device asks for, one after another; spread_s: the devices
-    start within this time; seed: of starts and of candidates off the target's text.
+    start within this time; seed: of starts and of candidates off the target's text; share: of its time that a board may
+    draft, less than 1 where it is hot.
     """
 
     scripts: Sequence[Script]
@@ -41,6 +42,7 @@ class Scene:
     verifiers: int = 1
     spread_s: float = 0.0
     seed: int = 0
+    share: float = 1.0
     scheduler: Scheduler | None = None
     bounds: Bounds | None = None
 
@@ -99,7 +101,15 @@ def simulate(scene: Scene) -> Result:
         def make(board: Board) -> SessionRun:
             window = Window(f"twin.b{device}", request, timing=Timing(), now=world.now)
             drafter = None if scene.drafting.policy == "none" else ReplayDrafter(script, scene.seed)
-            return SessionRun(window, drafter, policy, publish=board.publish, listener=board, clock=board.clock)
+            return SessionRun(
+                window,
+                drafter,
+                policy,
+                publish=board.publish,
+                listener=board,
+                clock=board.clock,
+                share=lambda: scene.share,
+            )
 
         def ended(board: Board) -> None:
             if board.story.ids != list(script.trace.target):

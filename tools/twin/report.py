@@ -24,7 +24,8 @@ def figures(result: Result) -> dict[str, Any]:
     """itl_ms_mean: of the texts' own means; itl_ms_p95: over all tokens; cloud_steps_per_token: session-steps, so a
     step that serves ten sessions counts ten; rows_per_token: that verifiers evaluated, prompts included;
     wasted_draft_share: of the guesses sent, those that were not committed; bytes_per_token: application payloads, both
-    ways; board_rows_per_token: that drafters evaluated behind the text; tokens_per_s: while all devices are at work,
+    ways; board_rows_per_token: that drafters evaluated behind the text; board_busy: share of the time from question to
+    last token that they worked; tokens_per_s: while all devices are at work,
     whole_run_tokens_per_s: from the scene's beginning to the last token.
     """
     stories = [story for device in result.stories for story in device]
@@ -45,6 +46,7 @@ def figures(result: Result) -> dict[str, Any]:
         "wasted_draft_share": round(1 - used / drafted, 3) if drafted else 0.0,
         "drafts_per_token": round(sum(tally.drafts for tally in tallies) / tokens, 3),
         "board_rows_per_token": round(sum(story.rows for story in stories) / tokens, 3),
+        "board_busy": round(sum(s.busy_s for s in stories) / sum(s.arrivals[-1][0] - s.asked_at for s in stories), 3),
         "bytes_per_token": round(sum(one.bytes_up + one.bytes_down for one in traffic) / tokens, 1),
         "messages_per_token": round(sum(one.messages_up + one.messages_down for one in traffic) / tokens, 3),
         "tokens_per_s": round(tokens_per_s(result.stories), 2),

@@ -151,7 +151,7 @@ class Cloud(Verifier):
 @dataclass(slots=True)
 class Story:
     """What one text took. arrivals: (time in s, tokens) of each delivery to the application; rows: that the drafter
-    evaluated behind the text.
+    evaluated behind the text; busy_s: that it worked behind the prompt.
     """
 
     asked_at: float
@@ -159,6 +159,7 @@ class Story:
     ids: list[int] = field(default_factory=list)
     traffic: Traffic = field(default_factory=Traffic)
     rows: int = 0
+    busy_s: float = 0.0
 
 
 class Board:
@@ -231,6 +232,7 @@ class Board:
             self._busy = True
             seconds = self._rows_s(len(work.rows))
             self.story.rows += 0 if work.reads else len(work.nodes)
+            self.story.busy_s += seconds
             world.at(world.now + seconds, self._end_pass, work, seconds)
         elif self.run.wake_at < self._wake_at:
             self._wake_at = max(self.run.wake_at, world.now + TICK_S)
