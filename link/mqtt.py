@@ -329,6 +329,7 @@ class MqttLink:
             except Exception as error:  # whatever a broken peer made paho raise must not end the link
                 log.exception("connection to %s", self._config.address)
                 failure = self._failure(f"broken packet: {error!r}", "Check that an MQTT 5 broker listens there.")
+            self.turned_at = time.monotonic()
             if failure is None:
                 break
             pause_s = backoff.pause_s(time.monotonic() - self._up_since if self._up_since else 0.0)
