@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner, Result
 
 from edge.config import EdgeConfig
 from edge.drafters import manifest
@@ -25,6 +26,7 @@ from link.config import load
 from protocol.errors import ConfigError, LinkError
 from tools.broker import free_port
 from tools.flash import plan as plans
+from tools.flash.__main__ import main
 from tools.flash.agent import inside
 from tools.flash.places import over_ssh
 from tools.models import ROOT
@@ -102,7 +104,7 @@ class Bench:
             wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
             wheel.writestr(f"{info}/RECORD", "")
 
-    def flash(self, *arguments: str, to: str | None = None) -> subprocess.CompletedProcess[str]:
+    def flash(self, *arguments: str, to: str | None = None) -> Result:
         given = ["--config", self.config, "--tls", self.tls, "--model", self.model]
         return run(*(["--image", str(self.image)] if to is None else ["--ssh", to]), *map(str, given), *arguments)
 
@@ -127,10 +129,9 @@ class Bench:
         return (self.image / "etc" / name).read_text().splitlines()
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tools.flash", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+def run(*arguments: str) -> Result:
+    """The command; nobody answers what it asks."""
+    return CliRunner().invoke(main, arguments)
 
 
 @pytest.fixture
@@ -167,20 +168,20 @@ def expected(bench: Bench) -> dict[str, tuple[str, str, str]]:
 @needs_root
 def test_an_image_has_all_that_it_needs_and_the_second_run_does_nothing(bench):
     listed = bench.flash("--dry-run")
-    assert listed.returncode == 0 and not (bench.image / "etc" / "outrider").exists()
+    assert listed.exit_code == 0 and not (bench.image / "etc" / "outrider").exists()
     done = bench.flash("--yes")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert done.stdout == listed.stdout + "done\n"
     assert bench.placed() == expected(bench)
     assert any(line.startswith("outrider:") and line.endswith(":/usr/sbin/nologin") for line in bench.lines("passwd"))
     again = bench.flash("--yes")
-    assert again.returncode == 0 and again.stdout.endswith("nothing to do\n")
+    assert again.exit_code == 0 and again.stdout.endswith("nothing to do\n")
 
 
 @needs_root
 def test_the_list_names_each_file_and_the_question_has_a_way_out(bench):
     done = bench.flash()  # nobody answers
-    assert done.returncode == 1 and "Do this?" in done.stdout
+    assert done.exit_code == 1 and "Do this?" in done.stdout
     assert not (bench.image / "etc" / "outrider").exists()
     for line in (
         "add     user outrider",
@@ -194,7 +195,7 @@ def test_the_list_names_each_file_and_the_question_has_a_way_out(bench):
 
 @needs_root
 def test_a_new_model_replaces_the_old_one_as_a_whole_and_nothing_else(bench):
-    assert bench.flash("--yes").returncode == 0
+    assert bench.flash("--yes").exit_code == 0
     old = bench.image / "var/lib/outrider/models/drafter"
     (old / "left.over").write_text("of an earlier one")
     (old / "extra").mkdir()
@@ -211,7 +212,7 @@ def test_a_new_model_replaces_the_old_one_as_a_whole_and_nothing_else(bench):
 
 @needs_root
 def test_rights_that_somebody_changed_are_put_right(bench):
-    assert bench.flash("--yes").returncode == 0
+    assert bench.flash("--yes").exit_code == 0
     key = bench.image / "etc/outrider/tls/board.key"
     key.chmod(0o644)
     assert "board.key" in bench.flash("--yes").stdout
@@ -227,7 +228,7 @@ def test_links_of_an_image_lead_to_places_of_the_image(bench, tmp_path):
     (bench.image / "var" / "lib").mkdir(parents=True)
     (bench.image / "var" / "lib" / "outrider").symlink_to("/data")
     (bench.image / "etc" / "systemd").symlink_to(str(trap))
-    assert bench.flash("--yes").returncode == 0
+    assert bench.flash("--yes").exit_code == 0
     assert not list(trap.iterdir())
     assert (bench.image / str(trap).lstrip("/") / "system" / "outrider-edge.service").is_file()
     assert inside("/image", "/etc/../opt/x") == "/image/opt/x"
@@ -236,7 +237,7 @@ def test_links_of_an_image_lead_to_places_of_the_image(bench, tmp_path):
 @needs_root
 @pytest.mark.parametrize("chosen", ["gpu", "unattended"])
 def test_a_drop_in_is_put_beside_the_unit(bench, chosen):
-    assert bench.flash("--with", chosen, "--yes").returncode == 0
+    assert bench.flash("--with", chosen, "--yes").exit_code == 0
     folder = bench.found("/etc/systemd/system/outrider-edge.service.d")
     assert list(folder) == [f"/etc/systemd/system/outrider-edge.service.d/{chosen}.conf"]
 
@@ -246,10 +247,10 @@ def test_wheels_become_a_program_that_starts_and_an_older_one_leaves_nothing(ben
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     given = ["--wheels", str(bench.wheels), "--python", version, "--machine", "aarch64", "--yes"]
     bench.make_wheel("1.0", old="", cli="def main(prog_name): print(prog_name, 'one')")
-    assert bench.flash(*given).returncode == 0
+    assert bench.flash(*given).exit_code == 0
     bench.make_wheel("2.0", new="", cli="def main(prog_name): print(prog_name, 'two')")
     done = bench.flash(*given)
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert any(line.startswith("remove  /opt/outrider/lib: ") and "old.py" in line for line in done.stdout.splitlines())
     program = bench.image / "opt/outrider"
     assert {path.name for path in (program / "lib").iterdir()} == {"edge", "outrider-2.0.dist-info"}
@@ -266,7 +267,7 @@ def test_what_the_wheels_lack_is_named(bench):
     for wheel in bench.wheels.iterdir():
         wheel.rename(wheel.with_name("outrider-1.0-cp39-cp39-win_amd64.whl"))
     done = bench.flash("--wheels", str(bench.wheels), "--python", "3.11", "--machine", "aarch64", "--yes")
-    assert done.returncode == 66 and "outrider[edge]" in done.stderr and "Python 3.11 on aarch64" in done.stderr
+    assert done.exit_code == 66 and "outrider[edge]" in done.stderr and "Python 3.11 on aarch64" in done.stderr
 
 
 def test_a_bad_configuration_stops_before_anything_is_written(bench):
@@ -277,14 +278,14 @@ def test_a_bad_configuration_stops_before_anything_is_written(bench):
     }.items():
         bench.config.write_text(bad)
         done = bench.flash("--yes")
-        assert done.returncode == ConfigError.exit_code and named in done.stderr
+        assert done.exit_code == ConfigError.exit_code and named in done.stderr
     assert sorted(path.name for path in bench.image.iterdir()) == ["etc"]
 
 
 def test_a_model_whose_weights_are_not_the_manifests_is_not_flashed(bench):
     (bench.model / "model.onnx.data").write_bytes(b"rotten")
     done = bench.flash("--yes")
-    assert done.returncode == 66 and "digest" in done.stderr
+    assert done.exit_code == 66 and "digest" in done.stderr
 
 
 def test_a_file_that_the_configuration_names_and_nobody_brings_is_noted(bench):
@@ -373,7 +374,7 @@ def test_over_ssh_the_same_files_come_to_lie_in_the_same_way(bench, sshd):
 @needs_root
 def test_over_ssh_the_list_tells_the_boards_own_interpreter_and_the_start(bench, sshd):
     done = bench.flash("--ssh-command", sshd.command, "--dry-run", to="root@127.0.0.1")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "start   outrider-edge.service"
     probed = over_ssh("root@127.0.0.1", sshd.command).probe()
     assert probed["python"] == list(sys.version_info[:2]) and probed["machine"] == os.uname().machine

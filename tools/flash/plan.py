@@ -94,7 +94,7 @@ class Plan:
 
 
 def service(drop_ins: Iterable[str]) -> Plan:
-    """The unit, enabled, with its drop-ins and none that was chosen before; the state directory; the user's folders."""
+    """The unit, enabled, and drop-ins beside it; those that are there already stay. And the two folders it lives in."""
     folder = f"{SYSTEM}/{UNIT}.d"
     items = [
         Item(ETC, 0o755),
