@@ -247,6 +247,19 @@ class Board:
         """Whether a session's thread is still at work; its text may already be complete."""
         return bool(self._now_running())
 
+    def loops(self) -> dict[str, float]:
+        """When each of the board's loops last got on, by `time.monotonic`."""
+        runs = {f"session {run.window.request.session:016x}": run.turned_at for run in self._now_running()}
+        return {"the link": self.link.turned_at, **runs}
+
+    def status(self) -> str:
+        """What the board does, for a person."""
+        num = len(self._now_running())
+        work = "idle" if not num else "1 session" if num == 1 else f"{num} sessions"
+        if self.link.up:
+            return f"{work}, connected to {self.config.broker.address}"
+        return f"{work}, not connected: {self.link.failure or self.config.broker.address}"
+
     # -- the link's thread ----------------------------------------------------------------------------------------
 
     def _publish(self, send: Send) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
+import os
 import secrets
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 import click
 import msgspec
@@ -23,9 +25,11 @@ from edge.checks import run_checks
 from edge.config import EdgeConfig
 from edge.loading import load_drafter, load_text
 from edge.session import Request
+from edge.systemd import JournalFormatter, Notifier, Service, is_journal
 from edge.text import Text
 from link.command import CommandGroup
 from link.config import load
+from protocol.errors import OutriderError
 
 log = logging.getLogger(__name__)
 
@@ -48,32 +52,57 @@ config_option = click.option(
 def main(verbose: bool) -> None:
     """A board: drafts ahead, shows what the verifier has certified."""
     sys.setswitchinterval(SWITCH_S)
-    level = logging.DEBUG if verbose else logging.INFO
-    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    formatter = JournalFormatter if is_journal(sys.stderr, os.environ) else logging.Formatter
+    handler.setFormatter(formatter("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
 
 
 @main.command()
 @config_option
 def run(config_path: Path) -> None:
     """Stay connected, finish what a crash cut short, and serve applications on the board until SIGTERM."""
+    faulthandler.enable()  # a watchdog's SIGABRT leaves in the log where each thread hung
+    notifier = Notifier.of(os.environ)
+    try:
+        _serve(config_path, notifier)
+    except OutriderError as error:
+        notifier.status(str(error))
+        raise
+
+
+def _serve(config_path: Path, notifier: Notifier) -> None:
     from edge.api import Api  # its web server is not needed for the other commands
 
     config = load(config_path, EdgeConfig)
+    notifier.status(f"loading {config.drafter.model}")
     board = Board(config, load_drafter(config))
     api = Api(board, load_text(config), config.api)
-    stopped = threading.Event()
+    stopped: SimpleQueue[int] = SimpleQueue()  # an Event that is set in mid-wait by a signal's handler locks up
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
+        signal.signal(number, lambda number, _: stopped.put(number))
     board.start()
     for entry in board.journal.unfinished():
         log.info("going on with session %016x after %d tokens", entry.request.session, len(entry.committed))
         board.resume(entry)
     api.start()
+    service = Service(notifier, board.loops, board.status)
+    service.ready()
     try:
-        stopped.wait()
+        while not _told(stopped, within_s=service.look()):
+            pass
     finally:
+        service.stopping()
         api.stop()
         board.close()
+
+
+def _told(stopped: SimpleQueue[int], within_s: float) -> bool:
+    try:
+        stopped.get(timeout=within_s)
+    except Empty:
+        return False
+    return True
 
 
 @main.command()

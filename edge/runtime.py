@@ -51,7 +51,10 @@ class Pass:
 
 
 class SessionRun:
-    """Drives one window with one drafter until the text is complete."""
+    """Drives one window with one drafter until the text is complete.
+
+    turned_at: when the drafting loop last got on, by the clock.
+    """
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class SessionRun:
         self._term = (-1, "")
         self._over = False
         self.passes = 0
+        self.turned_at = clock()
         self.wake_at = self._look_at = -inf
 
     # -- from the link's thread -----------------------------------------------------------------------------------
@@ -156,6 +160,7 @@ class SessionRun:
 
     def open(self) -> None:
         """Open the session and keep it alive, also while a long prefill runs."""
+        self.turned_at = self._clock()
         self._do(self.window.tick)
 
     def begin(self) -> None:
@@ -196,7 +201,7 @@ class SessionRun:
     def next_pass(self) -> Pass | None:
         """Send what is due and name the next pass of the drafter. None: nothing to evaluate before `wake_at`."""
         with self._lock:
-            now = self._clock()
+            now = self.turned_at = self._clock()
             window = self.window
             if window.moves:
                 self._follow()

@@ -90,9 +90,13 @@ def load(path: str | Path, type: type[T]) -> T:
     A relative path in a field of type pathlib.Path is taken from the file's folder, and `~` is expanded.
     Raises ConfigError naming file, section and key.
     """
-    path = Path(path)
+    return convert(read_toml(path), type, where=str(path), folder=Path(path).parent)
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The content of a TOML file. Raises ConfigError naming it."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError("no such file", where=str(path), remedy="Name an existing TOML file.") from None
     except OSError as error:
@@ -101,7 +105,6 @@ def load(path: str | Path, type: type[T]) -> T:
         raise ConfigError(f"is not UTF-8 at byte {error.start}", where=str(path)) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"is not valid TOML: {error}", where=str(path)) from None
-    return convert(data, type, where=str(path), folder=path.parent)
 
 
 def convert(data: dict[str, Any], type: type[T], *, where: str, folder: Path) -> T:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from paho.mqtt import client as paho
@@ -35,6 +36,7 @@ WRITE_AT_ONCE = 8 << 10  # bytes of messages at QoS 0: what the socket does not 
 WIDEST = 4  # bytes of a character in UTF-8
 NO_WILDCARDS = re.compile(r"[^+#\0]*").fullmatch
 TICK_S = 0.5  # keepalive and refresh are looked at this often
+CONNECTING_S = 180.0  # name servers and addresses are tried one after the other, and each has its time
 
 
 @dataclass(slots=True)
@@ -62,6 +64,8 @@ class MqttLink:
     0x80 and above: refused) or that the message was given up here (`link.outbox`: EXPIRED, PACKET_TOO_LARGE,
     QUOTA_EXCEEDED).
 
+    turned_at: when the thread last turned, by `time.monotonic`; ahead of now by what it may take to connect.
+
     Raises ConfigError for TLS files or a password file that cannot be read.
     """
 
@@ -81,6 +85,7 @@ class MqttLink:
         self._tls = tls_context(config)
         password(config)
         self.failure: LinkError | None = None
+        self.turned_at = inf
         self._lock = threading.Lock()  # everything below, and every call into paho while connected
         self._changed = threading.Condition(self._lock)
         self._subscriptions = dict(subscriptions)
@@ -108,6 +113,7 @@ class MqttLink:
     # What callers on any thread use.
 
     def start(self) -> MqttLink:
+        self.turned_at = time.monotonic()
         self._thread.start()
         return self
 
@@ -323,6 +329,7 @@ class MqttLink:
             except Exception as error:  # whatever a broken peer made paho raise must not end the link
                 log.exception("connection to %s", self._config.address)
                 failure = self._failure(f"broken packet: {error!r}", "Check that an MQTT 5 broker listens there.")
+            self.turned_at = time.monotonic()
             if failure is None:
                 break
             pause_s = backoff.pause_s(time.monotonic() - self._up_since if self._up_since else 0.0)
@@ -346,6 +353,7 @@ class MqttLink:
             with selectors.DefaultSelector() as selector:
                 selector.register(self._wake_r, selectors.EVENT_READ)
                 selector.select(min(left, TICK_S))
+            self.turned_at = time.monotonic()
             self._drain_wake()
             self._dispatch()
 
@@ -362,6 +370,7 @@ class MqttLink:
         client.on_message = self._received
         client.on_publish = self._acknowledged
         self._aliased = AliasedTopics(self._config.topic_aliases)
+        self.turned_at = time.monotonic() + CONNECTING_S
         client.reconnect()  # blocks this thread alone: nobody else has the client yet
         sock: Any = client.socket()
         with self._lock:
@@ -371,7 +380,7 @@ class MqttLink:
             selector.register(sock, selectors.EVENT_READ)
             selector.register(self._wake_r, selectors.EVENT_READ)
             while client.socket() is sock:
-                now = time.monotonic()
+                now = self.turned_at = time.monotonic()
                 if not self._up and self._close_by is None and now > answer_by:
                     return self._failure("the broker does not answer", "Check that an MQTT 5 broker listens there.")
                 if self._close_by is not None and now > self._close_by + GOODBYE_S:

@@ -1,0 +1,1 @@
+"""Put all that a board needs onto a mounted image or a running board, without a network: docs/service.md."""
