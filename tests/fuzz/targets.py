@@ -1,0 +1,46 @@
+"""What is fuzzed: the function of each target, the modules whose branches guide it, and its part of the executions."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+CORPUS = Path(__file__).with_name("corpus")
+
+
+class Target(NamedTuple):
+    """module: has `fuzz(data)`; watched: modules that are instrumented; most_bytes: of an input; share: of all
+    executions.
+    """
+
+    module: str
+    watched: tuple[str, ...]
+    most_bytes: int
+    share: float
+
+    def load(self) -> Callable[[bytes], None]:
+        """What takes an input, and raises AssertionError or whatever else is a finding."""
+        return importlib.import_module(self.module).fuzz
+
+
+TARGETS = {
+    "messages": Target("tests.fuzz.messages", ("protocol.messages", "protocol.text", "protocol.sampling"), 256, 0.36),
+    "packets": Target("tests.fuzz.packets", ("link.packets",), 256, 0.36),
+    "ledger": Target("tests.fuzz.ledger", ("cloud.ledger", "cloud.advice", "protocol.tree"), 160, 0.13),
+    "window": Target("tests.fuzz.window", ("edge.window", "edge.cadence", "protocol.tree"), 160, 0.13),
+    "ends": Target("tests.fuzz.ends", ("cloud.ledger", "cloud.verifier", "edge.window", "protocol.tree"), 160, 0.02),
+}
+
+
+def read_corpus(name: str) -> list[bytes]:
+    """The inputs that are kept of a target: a line each, in hex."""
+    path = CORPUS / f"{name}.txt"
+    return [bytes.fromhex(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def write_corpus(name: str, inputs: list[bytes]) -> None:
+    CORPUS.mkdir(exist_ok=True)
+    lines = sorted({data.hex() for data in inputs if data}, key=lambda line: (len(line), line))
+    (CORPUS / f"{name}.txt").write_text("".join(line + "\n" for line in lines))
