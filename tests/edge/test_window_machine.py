@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from tests.fuzz.ends import STEP_S, Ends
 from tests.fuzz.ends import VOCAB as ENDS_VOCAB
-from tests.fuzz.ends import Ends
 from tests.fuzz.window import CODES, LIMITS, OTHER_SESSION, PROMPT, SESSION, VERIFIERS, VOCAB, CheckedWindow
 
 SETTINGS = settings(max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -133,9 +133,13 @@ class EndsMachine(RuleBasedStateMachine):
     def a_message_is_lost(self, place):
         self.ends.lose(place)
 
-    @rule(place=st.integers(0, 1), losing=st.booleans())
-    def a_verifier_steps(self, place, losing):
-        self.ends.step(place, losing=losing)
+    @rule(place=st.integers(0, 1), losing=st.booleans(), seconds=st.sampled_from([STEP_S, 20.0]))
+    def a_verifier_steps(self, place, losing, seconds):
+        self.ends.step(place, losing=losing, seconds=seconds)
+
+    @rule()
+    def the_application_asks_for_another_text(self):
+        self.ends.another()
 
     @rule(right=st.lists(st.booleans(), min_size=1, max_size=4))
     def the_board_drafts(self, right):

@@ -6,6 +6,7 @@ Time passes only where a test says so. Everything that was said stays in the air
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
@@ -50,7 +51,7 @@ class TinyEngine:
     def __init__(self) -> None:
         self._texts: dict[int, list[int]] = {}
         self._read: dict[int, int] = {}
-        self.losing = False
+        self.losing, self.seconds = False, STEP_S
 
     def blocks(self, key: int, length: int = 0) -> int:
         return 1
@@ -62,7 +63,7 @@ class TinyEngine:
         return len(self._texts[key]) - self._read[key]
 
     def step(self, plan: Plan) -> Outcome:
-        outcome = Outcome(seconds=STEP_S)
+        outcome = Outcome(seconds=self.seconds)
         for work in plan.work:
             text = self._texts[work.key]
             outcome.ran[work.key] = work.rows + len(work.draft)
@@ -105,14 +106,12 @@ class Ends:
     def __init__(self, *, max_tokens: int = 8, patience_s: float = 0.0, have: int = 0, ahead: int = 4) -> None:
         self.now = 0.0
         self.truth = whole_text(max_tokens)
-        self._bounds = Bounds(draft_rows=6, ahead=ahead)
-        request = Request(SESSION, TARGET, PROMPT, Sampling(), max_tokens, (STOP,), patience_s)
-        committed = self.truth[len(PROMPT) : len(PROMPT) + min(have, max_tokens - 1)]
-        self.window = Window(DEVICE, request, timing=Timing(), now=self.now, committed=committed)
+        self._bounds = Bounds(draft_rows=6, ahead=ahead, sessions=1000, sessions_per_device=1000)
+        self._request = Request(SESSION, TARGET, PROMPT, Sampling(), max_tokens, (STOP,), patience_s)
+        self._begin(have)
         self.verifiers: dict[str, Verifier] = {}
         self.air: list[Flying] = []
         self._born = self._turn = 0
-        self._known = self.window.frontier
         for _ in range(2):
             self.start_verifier()
 
@@ -160,17 +159,26 @@ class Ends:
         del self.verifiers[name]
         self.start_verifier()
 
-    def step(self, place: int, *, losing: bool = False) -> None:
-        """A verifier does what is due; losing: its KV cache is lost with it."""
+    def step(self, place: int, *, losing: bool = False, seconds: float = STEP_S) -> None:
+        """A verifier does what is due; losing: its KV cache is lost with it; seconds: that the engine says it took."""
         verifier = list(self.verifiers.values())[place % len(self.verifiers)]
         verifier.tick(self.now)
         plan = verifier.plan(self.now)
         if plan.work:
-            verifier.engine.losing = losing
+            verifier.engine.losing, verifier.engine.seconds = losing, seconds
             verifier.settle(verifier.engine.step(plan), self.now)
         self.check()
 
     # -- the board ----------------------------------------------------------------------------------------------------
+
+    def another(self) -> None:
+        """The application wants no more of this text, and asks for another one at once."""
+        self.window.cancel()
+        self.check()
+        # Handles come from the low bits of a session's id: this one's will be the same, where it can be.
+        self._request = replace(self._request, session=self._request.session + 128)
+        self._begin(0)
+        self.wait(0.0)
 
     def draft(self, right: Sequence[bool]) -> None:
         """A chain behind the first branch of the tree, right or wrong at each place, and off it goes."""
@@ -211,7 +219,8 @@ class Ends:
         window.outcomes.clear()
         assert window.text == self.truth[: window.frontier] and window.frontier >= self._known
         # It may give up after many opens that came to nothing, as a story can make them; nothing else may end it.
-        assert window.failure is None or window.failure.code in ErrorCode.REOPEN, window.failure
+        end = window.failure
+        assert end is None or not end.code or end.code in ErrorCode.REOPEN, end
         assert not window.finish or window.text == self.truth
         self._known = window.frontier
         for send in window.take():
@@ -220,7 +229,6 @@ class Ends:
         for verifier in self.verifiers.values():
             for send in verifier.take():
                 self._fly("", send.topic, send.message)
-            assert verifier.num_sessions <= 1
 
     def settle(self, wrong_every: int = 3) -> None:
         """The channel is good from now on: the whole text comes."""
@@ -244,6 +252,11 @@ class Ends:
         assert self.window.done, f"the text has stopped at {self.window.frontier} of {len(self.truth)} tokens"
 
     # -- details ------------------------------------------------------------------------------------------------------
+
+    def _begin(self, have: int) -> None:
+        committed = self.truth[len(PROMPT) : len(PROMPT) + min(have, self._request.max_tokens - 1)]
+        self.window = Window(DEVICE, self._request, timing=Timing(), now=self.now, committed=committed)
+        self._known = self.window.frontier
 
     def _route(self, topic: str, message: AnyMessage) -> None:
         """What the broker does: an open of the target goes to the verifiers in turn, all else to who is named."""
@@ -282,7 +295,7 @@ def fuzz(data: bytes) -> None:
             case 7 | 8:
                 ends.step(below(2))
             case 9:
-                ends.step(below(2), losing=True)
+                ends.step(below(2), losing=bool(below(2)), seconds=(STEP_S, 20.0)[below(2)])
             case 10 | 11:
                 ends.draft([below(3) > 0 for _ in range(1 + below(3))])
             case 12:
@@ -290,7 +303,9 @@ def fuzz(data: bytes) -> None:
             case 13 | 14:
                 ends.wait((1 / 64, 0.25, 0.5, 1.0, 2.0, 6.0)[below(6)])
             case 15:
-                match below(4):
+                match below(6):
+                    case 4 | 5:
+                        ends.another()
                     case 0:
                         ends.kill_verifier(below(2), told=bool(below(2)))
                     case 1:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
-from math import isnan
+from math import inf
 
 from cloud.ledger import Ledger, LedgerError
 from protocol.messages import Draft, FinishReason, Limits, Open, decode, encode
@@ -84,7 +83,7 @@ class CheckedLedger:
             self.device_has = max(self.device_has, draft.have)
             assert grafted.new + grafted.known + grafted.stale == len(ids)
             assert len(self.ledger.tree) >= before + grafted.new
-            if base == len(self.facts) and not foreign and not before:
+            if length == len(self.facts) and not behind and not foreign and not before:
                 assert grafted.new, "a guess right behind the text was dropped, though there was room"
         self.check()
 
@@ -123,7 +122,7 @@ class CheckedLedger:
 
     def alone(self) -> None:
         self.ledger.left_alone()
-        assert self.ledger.due_at() <= self.now or self.ledger.due_at() == float("inf")
+        assert self.ledger.due_at() <= self.now or self.ledger.due_at() == inf
         self.check()
 
     # -- the verifier -------------------------------------------------------------------------------------------------
@@ -214,11 +213,12 @@ class CheckedLedger:
 
         worth = [ledger.tree.root]
         for node in worth:
-            chances = ledger.guesses_behind(node)
-            assert sum(accumulate((c for c, _ in chances), max)) >= 0 and sum(c for c, _ in chances) <= 1
-            worth += [child for _, child in chances]
-        assert all(node.position < self._end - 1 for node in worth[1:])
-        assert not isnan(ledger.due_at()) and ledger.due_at() <= ledger.due_at(crowded=True)
+            left = 1.0
+            for chance, child in ledger.guesses_behind(node):
+                assert 0.0 <= chance <= left and child.position < self._end - 1
+                left -= chance
+                worth.append(child)
+        assert ledger.idle_since <= ledger.due_at() <= ledger.due_at(crowded=True) <= inf
 
 
 def fuzz(data: bytes) -> None:

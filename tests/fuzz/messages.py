@@ -6,6 +6,7 @@ import msgspec
 
 from protocol.errors import WireError
 from protocol.messages import (
+    MAX_DRAFT_IDS,
     TAGS,
     Close,
     Commit,
@@ -119,6 +120,11 @@ def check(payload: bytes) -> None:
     except WireError:
         open_key(payload)
         return
+    if isinstance(message, Draft):
+        assert 1 <= len(message.ids) <= MAX_DRAFT_IDS and message.have >= 0
+    if isinstance(message, Open):
+        assert 1 <= message.prompt_len <= message.length
+    assert 0 <= getattr(message, "session", 0) < 1 << 64
     again = encode(message)
     assert decode(again) == message, f"{message} came back as {decode(again)}"
     assert type(message) is type(decode(again)) and encode(decode(again)) == again

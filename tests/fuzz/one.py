@@ -9,8 +9,9 @@ import atheris
 from tests.fuzz.targets import TARGETS
 
 if __name__ == "__main__":
-    target = TARGETS[sys.argv[1]]
-    with atheris.instrument_imports(include=list(target.watched)):
-        fuzz = target.load()
-    atheris.Setup(sys.argv[1:], fuzz)
+    name, *arguments = sys.argv[1:]
+    with atheris.instrument_imports(include=list(TARGETS[name].watched)):
+        fuzz = TARGETS[name].load()
+    # To merge, libFuzzer has a shell run its own name again.
+    atheris.Setup([f"{sys.executable} -m tests.fuzz.one {name}", *arguments], fuzz)
     atheris.Fuzz()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from edge.session import Request, Timing
 from edge.window import Window
@@ -49,6 +50,12 @@ PATIENCE_S = 60.0  # beyond the longest back-off
 SOON = 4  # turns that may follow each other without time passing: leave, open, and once more
 
 
+@lru_cache(maxsize=256)
+def hashes_of(verifier: str, epoch: int) -> list[int]:
+    """Of the beginnings of TRUTH, as that owner signs them."""
+    return prefix_hashes(owner_hash(SESSION, verifier, epoch), TRUTH)
+
+
 class CheckedWindow:
     """A window, and beside it what it must say: after each event `check` compares the two.
 
@@ -63,7 +70,7 @@ class CheckedWindow:
         self.window = Window(
             DEVICE, request, timing=Timing(), now=self.now, committed=TRUTH[len(PROMPT) : self.start], former=former
         )
-        self._moved: list[int] = []
+        self._moved = self.start
         self._epoch = 0
         self.check()
 
@@ -80,6 +87,7 @@ class CheckedWindow:
         if takes:
             assert window.owned and (window.verifier, window.limits) == (VERIFIERS[verifier], LIMITS[limits])
             assert len(window.tree) <= LIMITS[limits].draft_rows
+            assert len(window.unsent) == len(window.tree), "a new owner knows no guesses"
         else:
             assert (window.verifier, window.epoch) == owner, "an owner was changed without being left"
         self.check()
@@ -107,7 +115,7 @@ class CheckedWindow:
         epoch = max(0, window.epoch - late)
         by_owner = window.owned and (name, epoch) == (window.verifier, window.epoch)
         ids = list(TRUTH[base : base + num_ids])
-        hash = prefix_hashes(owner_hash(SESSION, name, epoch), TRUTH[:base])[-1] ^ wrong_hash
+        hash = hashes_of(name, epoch)[min(base, len(TRUTH))] ^ wrong_hash
         contradicts = contradicts and base < window.frontier and bool(ids)
         if contradicts or not by_owner:
             ids = [(id + 1) % VOCAB for id in ids]
@@ -159,7 +167,7 @@ class CheckedWindow:
         self.now += seconds
         for _ in range(SOON):
             self.window.tick(self.now)
-            self.check()
+        self.check()
         assert self.window.wake_at() > self.now, "the window never comes to rest"
 
     # -- what the board does ------------------------------------------------------------------------------------------
@@ -171,7 +179,6 @@ class CheckedWindow:
         parent = nodes[place % len(nodes)]
         if window.can_guess(parent) and (window.branches or not parent.children):
             window.guess(parent, id, probability)
-        self.check()
 
     def flush(self) -> None:
         window = self.window
@@ -210,7 +217,7 @@ class CheckedWindow:
         until = self.now + PATIENCE_S
         while not window.done and self.now < until:
             if window.owned:
-                self.commit(self.frontier, 2, handle=window._handle)
+                self.commit(self.frontier, 5, handle=window._handle)
             else:
                 self.tick(max(0.0, window.wake_at() - self.now))
                 self.opened(0, length=self.frontier)
@@ -224,22 +231,26 @@ class CheckedWindow:
         assert window.text == list(TRUTH[: self.frontier]), "the text is not what the owner committed"
         for ids, kept in window.moves:
             assert [node.id for node in kept] == ids[: len(kept)]
-            self._moved += ids
+            assert ids == window.text[self._moved : self._moved + len(ids)], "the drafter was told another text"
+            self._moved += len(ids)
         window.moves.clear()
         window.outcomes.clear()
-        assert self._moved == window.text[self.start :], "the drafter was told another text"
-        assert window.tally.committed == len(self._moved) >= window.tally.guessed >= window.tally.used
+        assert self._moved == self.frontier
+        assert window.tally.committed == self.frontier - self.start >= window.tally.guessed >= window.tally.used
         assert window.epoch >= self._epoch
         self._epoch = window.epoch
         if window.finish:
             assert self.frontier == len(TRUTH)
         if window.owned:
-            hashes = prefix_hashes(owner_hash(SESSION, window.verifier, window.epoch), window.text)
-            assert window._hashes == hashes[len(PROMPT) :]
+            assert window._hashes == hashes_of(window.verifier, window.epoch)[len(PROMPT) : self.frontier + 1]
             assert len(window.tree) <= window.num_rows
         check_tree(window.tree, window.text, window.tree.root.hash)
-        assert set(window.unsent) == {node for node in window.tree if node.note.seq is None}
-        assert window.tree.root.note.path == 1.0 and all(0.0 < node.note.path <= 1.0 for node in window.tree)
+        assert window.tree.root.note.path == 1.0
+        unsent = set(window.unsent)
+        for node in window.tree:
+            assert (node in unsent) == (node.note.seq is None) and 0.0 < node.note.path <= 1.0
+            unsent.discard(node)
+        assert not unsent
         sends = window.take()
         for send in sends:
             assert decode(encode(send.message)) == send.message
