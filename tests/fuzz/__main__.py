@@ -16,7 +16,7 @@ from tests.fuzz.targets import TARGETS, read_corpus, write_corpus
 FOUND = Path("build/fuzz")  # inputs that reached something new, and findings, by target
 STATUS = re.compile(r"#(\d+)\s+\w+\s+cov: (\d+).* corp: (\d+)/.* exec/s: (\d+)")
 SHOWN_EVERY_S = 10.0
-KEPT = 250  # inputs of a target, the shortest first
+KEPT = 100  # inputs of a target, the shortest first
 
 names = click.argument("targets", nargs=-1, type=click.Choice(list(TARGETS)))
 

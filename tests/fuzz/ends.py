@@ -248,7 +248,7 @@ class Ends:
             if not self.air:
                 times = [verifier.wake_at(self.now) for verifier in self.verifiers.values()]
                 wake_at = min(self.window.wake_at(), *times)
-                self.wait(max(1 / 1024, wake_at - self.now) if wake_at < inf else 1.0)
+                self.wait(max(1 / 64, wake_at - self.now) if wake_at < inf else 1.0)
         assert self.window.done, f"the text has stopped at {self.window.frontier} of {len(self.truth)} tokens"
 
     # -- details ------------------------------------------------------------------------------------------------------
