@@ -42,8 +42,9 @@ class WindowMachine(RuleBasedStateMachine):
     def any_answer_to_an_open_comes(self, verifier, late, handle, length, session):
         self.session.opened(verifier, late, handle=handle, length=length, session=session)
 
-    @rule(back=st.integers(0, 4), more=st.integers(0, 4), seq=st.integers(0, 255), held=st.integers(0, 8))
+    @rule(back=st.integers(0, 4), more=st.integers(0, 4), seq=st.integers(0, 3), held=st.integers(0, 8))
     def the_owner_commits(self, back, more, seq, held):
+        seq = (self.session.window._seq - seq) % 256
         handle = max(0, self.session.window._handle)
         base = max(len(PROMPT), self.session.frontier - back)
         self.session.commit(base, self.session.frontier - base + more, handle=handle, seq=seq, held=held)
@@ -86,10 +87,15 @@ class WindowMachine(RuleBasedStateMachine):
     def time_passes(self, seconds):
         self.session.tick(seconds)
 
-    @rule(guesses=st.lists(st.tuples(PLACES, st.integers(0, VOCAB - 1), CHANCES), min_size=1, max_size=5))
-    def the_board_guesses(self, guesses):
+    @rule(
+        guesses=st.lists(st.tuples(PLACES, st.integers(0, VOCAB - 1), CHANCES), min_size=1, max_size=5),
+        sends=st.booleans(),
+    )
+    def the_board_guesses(self, guesses, sends):
         for guess in guesses:
             self.session.guess(*guess)
+        if sends:
+            self.session.flush()
 
     @rule()
     def guesses_are_sent(self):

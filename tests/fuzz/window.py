@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
+from edge.drafters.base import Candidate
 from edge.session import Request, Timing
 from edge.window import Window
 from protocol import topics
@@ -178,6 +179,7 @@ class CheckedWindow:
         nodes = [window.tree.root, *window.tree]
         parent = nodes[place % len(nodes)]
         if window.can_guess(parent) and (window.branches or not parent.children):
+            parent.note.candidates = parent.note.candidates or [Candidate(id, probability)]
             window.guess(parent, id, probability)
 
     def flush(self) -> None:
@@ -234,6 +236,7 @@ class CheckedWindow:
             assert ids == window.text[self._moved : self._moved + len(ids)], "the drafter was told another text"
             self._moved += len(ids)
         window.moves.clear()
+        assert all(id in window.text for _, _, id in window.outcomes)
         window.outcomes.clear()
         assert self._moved == self.frontier
         assert window.tally.committed == self.frontier - self.start >= window.tally.guessed >= window.tally.used
@@ -294,8 +297,8 @@ def fuzz(data: bytes) -> None:
                 )
             case 1 | 2 | 3 | 4:  # the owner goes on, or says again what it said
                 handle = max(0, session.window._handle)
-                back = below(4)
-                session.commit(session.frontier - back, back + below(4), handle=handle, seq=below(8), held=below(8))
+                back, seq = below(4), (session.window._seq - below(3)) % 256
+                session.commit(session.frontier - back, back + below(4), handle=handle, seq=seq, held=below(8))
             case 5:  # somebody else, or the owner out of its mind
                 session.commit(
                     max(0, session.frontier + 2 - below(6)),
@@ -326,6 +329,8 @@ def fuzz(data: bytes) -> None:
             case 12 | 13:
                 for _ in range(1 + below(4)):
                     session.guess(below(8), below(VOCAB), (0.9, 0.5, 0.0)[below(3)])
+                if below(2):
+                    session.flush()
             case 14:
                 session.flush()
             case 15:
