@@ -11,12 +11,12 @@ from pathlib import Path
 
 import click
 
-from tests.fuzz.targets import TARGETS, read_corpus, write_corpus
+from tests.fuzz.kept import of_use, read_corpus, write_corpus
+from tests.fuzz.targets import TARGETS
 
 FOUND = Path("build/fuzz")  # inputs that reached something new, and findings, by target
 STATUS = re.compile(r"#(\d+)\s+\w+\s+cov: (\d+).* corp: (\d+)/.* exec/s: (\d+)")
 SHOWN_EVERY_S = 10.0
-KEPT = 100  # inputs of a target, the shortest first
 
 names = click.argument("targets", nargs=-1, type=click.Choice(list(TARGETS)))
 
@@ -57,18 +57,10 @@ def replay(target: str, files: Sequence[Path]) -> None:
 def keep(targets: Sequence[str]) -> None:
     """Add to the corpus what earlier runs have found of use, and leave out what is of none."""
     for name in targets or list(TARGETS):
-        seeds, merged = unpack(name), FOUND / name / "merged"
-        merged.mkdir(exist_ok=True)
-        for old in merged.iterdir():
-            old.unlink()
-        subprocess.run(
-            [*command(name), "-merge=1", str(merged), str(FOUND / name / "corpus"), str(seeds)],
-            check=True,
-            stderr=subprocess.DEVNULL,
-        )
-        inputs = sorted((path.read_bytes() for path in merged.iterdir()), key=len)
-        write_corpus(name, inputs[:KEPT])
-        click.echo(f"{name}: {min(len(inputs), KEPT)} of {len(inputs)} inputs kept")
+        found = [path.read_bytes() for path in (FOUND / name / "corpus").glob("*")]
+        kept = of_use(name, [*read_corpus(name), *found])
+        write_corpus(name, kept)
+        click.echo(f"{name}: {len(kept)} inputs kept of {len(found)} found")
 
 
 def fuzz(name: str, runs: int, seed: int = 0) -> bool:
@@ -78,7 +70,8 @@ def fuzz(name: str, runs: int, seed: int = 0) -> bool:
     arguments += [f"-artifact_prefix={FOUND / name}/", str(FOUND / name / "corpus"), str(seeds)]
     began = shown = time.monotonic()
     tail: list[str] = []
-    with subprocess.Popen([*command(name), *arguments], stderr=subprocess.PIPE, text=True, errors="replace") as process:
+    command = [sys.executable, "-m", "tests.fuzz.one", name, *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as process:
         for line in process.stderr or ():
             if status := STATUS.match(line):
                 if time.monotonic() - shown >= SHOWN_EVERY_S:
@@ -98,17 +91,13 @@ def fuzz(name: str, runs: int, seed: int = 0) -> bool:
 
 
 def unpack(name: str) -> Path:
-    """The kept inputs of a target as files, which is what libFuzzer reads."""
+    """The kept inputs and the seeds of a target as files, which is what libFuzzer reads."""
     seeds = FOUND / name / "seeds"
     for folder in (seeds, FOUND / name / "corpus"):
         folder.mkdir(parents=True, exist_ok=True)
-    for i, data in enumerate(read_corpus(name)):
+    for i, data in enumerate([*read_corpus(name), *TARGETS[name].seeds()]):
         (seeds / f"{i:04}").write_bytes(data)
     return seeds
-
-
-def command(name: str) -> list[str]:
-    return [sys.executable, "-m", "tests.fuzz.one", name]
 
 
 if __name__ == "__main__":

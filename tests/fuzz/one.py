@@ -9,9 +9,8 @@ import atheris
 from tests.fuzz.targets import TARGETS
 
 if __name__ == "__main__":
-    name, *arguments = sys.argv[1:]
-    with atheris.instrument_imports(include=list(TARGETS[name].watched)):
-        fuzz = TARGETS[name].load()
-    # To merge, libFuzzer has a shell run its own name again.
-    atheris.Setup([f"{sys.executable} -m tests.fuzz.one {name}", *arguments], fuzz)
+    target = TARGETS[sys.argv[1]]
+    with atheris.instrument_imports(include=list(target.watched)):
+        fuzz = target.load()
+    atheris.Setup(sys.argv[1:], fuzz)
     atheris.Fuzz()

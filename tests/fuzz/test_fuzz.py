@@ -19,7 +19,8 @@ from edge.window import Window
 from protocol.text import Ids
 from protocol.tree import DraftTree
 from tests.fuzz import __main__ as runner
-from tests.fuzz.targets import TARGETS, read_corpus
+from tests.fuzz.kept import read_corpus
+from tests.fuzz.targets import TARGETS
 
 SMOKE = {"messages": 10_000, "packets": 10_000, "ledger": 3000, "window": 2000, "ends": 200}
 TRIES = {"messages": 3000, "packets": 3000, "ledger": 1500, "window": 2500, "ends": 150}
@@ -27,10 +28,9 @@ TRIES = {"messages": 3000, "packets": 3000, "ledger": 1500, "window": 2500, "end
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_kept_inputs_find_nothing(name):
-    inputs = read_corpus(name)
-    assert inputs
-    take = TARGETS[name].load()
-    for data in inputs:
+    take, kept = TARGETS[name].load(), read_corpus(name)
+    assert kept
+    for data in [*kept, *TARGETS[name].seeds()]:
         take(data)
 
 
@@ -107,7 +107,7 @@ def test_without_a_fault_the_same_inputs_find_nothing(name):
 
 def inputs(name: str) -> Iterator[bytes]:
     """Kept inputs with a few bytes changed, and noise."""
-    rng, seeds = random.Random(1), read_corpus(name)
+    rng, seeds = random.Random(1), [*read_corpus(name), *TARGETS[name].seeds()]
     for i in range(TRIES[name]):
         data = bytearray(rng.randbytes(rng.randrange(TARGETS[name].most_bytes)) if i % 2 else rng.choice(seeds))
         for _ in range(rng.randrange(3) if data else 0):
