@@ -29,7 +29,7 @@ class Target(NamedTuple):
 TARGETS = {
     "messages": Target("tests.fuzz.messages", ("protocol.messages", "protocol.text", "protocol.sampling"), 256, 0.36),
     "packets": Target("tests.fuzz.packets", ("link.packets",), 256, 0.36),
-    "ledger": Target("tests.fuzz.ledger", ("cloud.ledger", "cloud.advice", "protocol.tree"), 128, 0.13),
-    "window": Target("tests.fuzz.window", ("edge.window", "edge.cadence", "protocol.tree"), 128, 0.13),
+    "ledger": Target("tests.fuzz.ledger", ("cloud.ledger", "cloud.advice"), 96, 0.13),
+    "window": Target("tests.fuzz.window", ("edge.window", "edge.cadence"), 96, 0.13),
     "ends": Target("tests.fuzz.ends", ("cloud.ledger", "cloud.verifier", "edge.window", "protocol.tree"), 160, 0.02),
 }
