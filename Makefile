@@ -11,8 +11,9 @@ VLLM_FITS := $(shell $(PYTHON) -c "import platform as p, sys; \
 PAIR ?= smollm2
 JSON ?=
 TRACES ?= models/$(PAIR)-traces.json
+EXECUTIONS ?= 10000000
 
-.PHONY: demo test test-vllm lint bench clean
+.PHONY: demo test test-vllm lint bench fuzz clean
 
 demo: $(VENV)/.ready
 	@$(BIN)/python -m tools.demo --pair $(PAIR) $(if $(JSON),--json)
@@ -35,6 +36,10 @@ bench: $(VENV)/.ready $(TRACES)
 	$(BIN)/python -m tools.bench overhead
 	$(BIN)/python -m tools.bench link --traces $(TRACES) --rtt-ms 50
 
+# Coverage-guided, over all targets: docs/testing.md.
+fuzz: $(VENV)/.ready
+	@$(BIN)/python -m tests.fuzz run --executions $(EXECUTIONS)
+
 $(TRACES): | $(VENV)/.ready
 	@mkdir -p $(@D)
 	$(BIN)/python -m tools.twin record --pair $(PAIR) --out $@ --max-tokens 96 \
@@ -44,7 +49,7 @@ $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/pip install -q "$(TORCH)"
-	$(BIN)/pip install -q "$(TORCH)" -e ".[edge,cloud,cluster,tools,dev]"
+	$(BIN)/pip install -q "$(TORCH)" -e ".[edge,cloud,cluster,tools,dev,fuzz]"
 	touch $@
 
 $(VLLM_VENV)/.ready: cloud/engines/vllm/cpu-requirements.txt

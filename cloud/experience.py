@@ -11,6 +11,7 @@ from cloud.engines.base import Outcome
 from cloud.ledger import Ledger
 from cloud.scheduler import Step
 from cloud.tenants import Tenants
+from protocol.messages import MAX_COUNT
 
 QUEUE_GAIN = 0.1
 PRICE_GAIN = 0.15
@@ -32,8 +33,10 @@ class Experience:
 
     @property
     def step_us(self) -> int:
-        """Median time of the latest steps that drew a token, in microseconds; 0 before the first."""
-        return round(median(self._step_s) * 1e6) if self._step_s else 0
+        """Median time of the latest steps that drew a token, in microseconds, as far as it can be told to a device; 0
+        before the first.
+        """
+        return min(MAX_COUNT, round(median(self._step_s) * 1e6)) if self._step_s else 0
 
     @property
     def welcome(self) -> float:

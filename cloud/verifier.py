@@ -4,7 +4,7 @@ is handed in, and no message is ever waited for.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -38,6 +38,7 @@ from protocol.messages import (
 )
 
 PART = 32
+RESTING = 128  # handles that were given up last and are not given again yet
 
 
 class Send(NamedTuple):
@@ -108,6 +109,8 @@ class Verifier:
         self._by_key: dict[int, Ledger] = {}
         self._by_handle: dict[tuple[str, int], Ledger] = {}
         self._by_session: dict[tuple[str, int], Ledger] = {}
+        # What was said to a session that is gone may still come, and would be taken for its heir's.
+        self._resting: deque[tuple[str, int]] = deque(maxlen=RESTING)
         self._next_key = 0
         self._outbox: list[Send] = []
         self.experience = Experience(cost)
@@ -178,7 +181,8 @@ class Verifier:
             self._error(device, message.session, message.epoch, refusal.code, refusal.what, refusal.retry_ms)
             return
         # From the session's id, so that the sessions of one device at several verifiers seldom share a handle.
-        handle = next(h for h in count(message.session & 0x7F) if (device, h) not in self._by_handle)
+        taken = {*self._by_handle, *self._resting}
+        handle = next(h for h in count(message.session & 0x7F) if (device, h) not in taken)
         self._next_key += 1
         ledger = Ledger(
             device,
@@ -455,6 +459,7 @@ class Verifier:
     def _forget(self, ledger: Ledger) -> None:
         self._release(ledger)
         del self._by_handle[ledger.device, ledger.handle]
+        self._resting.append((ledger.device, ledger.handle))
         del self._by_session[ledger.device, ledger.session]
         self.tenants[ledger.tenant].num_sessions -= 1
         if ledger.finish:

@@ -31,6 +31,7 @@ from protocol.tree import DraftTree, Node, deltas_of
 
 MAX_FRUITLESS_OPENS = 8
 LEAST_PROBABILITY = 1e-6
+LEAST_PATH = 1e-300  # a product of many small probabilities must stay above 0: paths are divided by each other
 
 
 class Window:
@@ -138,7 +139,8 @@ class Window:
         """Add a guess behind a node of the tree. main: it and all before it are first candidates."""
         node = self.tree.add(parent, id)
         if node.note is None:
-            node.note = Guess(path=parent.note.path * max(probability, LEAST_PROBABILITY), main=main)
+            path = max(parent.note.path * max(probability, LEAST_PROBABILITY), LEAST_PATH)
+            node.note = Guess(path=path, main=main)
             self.unsent.append(node)
         return node
 

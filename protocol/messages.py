@@ -20,14 +20,15 @@ VERSION = 1
 TAGS = VERSION << 4  # a message's tag is the version in the high bits and its kind in the low ones
 MAX_PAYLOAD = 1 << 20  # bytes
 MAX_DRAFT_IDS = 256
+MAX_COUNT = 1 << 24
 
 SessionId: TypeAlias = Annotated[int, Meta(ge=0)]
 Epoch: TypeAlias = Annotated[int, Meta(ge=0, le=0xFFFF)]
 Handle: TypeAlias = Annotated[int, Meta(ge=0, le=0xFFFF)]
 Hash: TypeAlias = Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
 Seq: TypeAlias = Annotated[int, Meta(ge=0, le=0xFF)]
-Position: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 24)]
-Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 24)]
+Position: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Millis: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 31)]
 Name: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Digest: TypeAlias = Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$")]

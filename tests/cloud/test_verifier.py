@@ -13,6 +13,7 @@ from edge.session import Request, Timing
 from edge.window import Window
 from protocol import topics
 from protocol.messages import (
+    MAX_COUNT,
     Close,
     Commit,
     DeviceState,
@@ -22,6 +23,7 @@ from protocol.messages import (
     Opened,
     Resync,
     VerifierState,
+    decode,
     encode,
 )
 from protocol.sampling import Sampling
@@ -361,3 +363,27 @@ def mutated(payload: bytes, rng: random.Random) -> bytes:
             case _:
                 data[at:at] = data[: rng.randint(0, 6)]
     return bytes(data)
+
+
+def test_a_step_longer_than_the_wire_can_tell_is_told_as_the_longest():
+    """> open, a step of 20 s, < commit, > the same open again, < opened"""
+    at = verifier()
+    at.engine.step_s = 20.0
+    say(at, opening())
+    said = [*step(at, 0.0), *say(at, opening())]
+    assert [decode(encode(message)) for message in said] == said
+    assert {message.step_us for message in said if isinstance(message, Commit | Opened) and message.step_us} == {
+        MAX_COUNT
+    }
+
+
+def test_a_late_draft_of_a_session_that_was_closed_harms_none_that_follows():
+    """> open 5, > close 5, > open 133, > draft of 5"""
+    at = verifier()
+    (first,) = say(at, opening(5))
+    late = Draft(first.handle, 0, 1, 9, 0, Ids((1,)), 1)
+    say(at, Close(5, 0))
+    (second,) = say(at, opening(5 + 128))
+    answers = say(at, late)
+    assert isinstance(second, Opened) and at.num_sessions == 1
+    assert [(message.session, message.code) for message in answers] == [(0, ErrorCode.UNKNOWN_SESSION)]

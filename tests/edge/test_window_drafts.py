@@ -17,7 +17,7 @@ from protocol.messages import (
 from protocol.sampling import Sampling
 from protocol.text import Ids
 from protocol.tree import DraftTree
-from tests.edge.windows import PROMPT, SESSION, TIMING, owned, said, window
+from tests.edge.windows import PROMPT, SESSION, TIMING, commit, owned, said, window
 
 # -- what a draft holds -----------------------------------------------------------------------------------------------
 
@@ -121,3 +121,15 @@ def test_a_former_owner_that_does_not_answer_is_not_waited_for_long():
     session.tick(session.wake_at())
     (second,) = session.take()
     assert second.topic == topics.open_topic("a.b", "t") and second.message.epoch == 2
+
+
+def test_a_long_chain_that_nobody_believed_in_can_come_true():
+    """Its probability is too small for a float: the window goes on all the same."""
+    session = owned(limits=Limits(200, 200, 1000, 100), max_tokens=500)
+    nodes = [session.tree.root]
+    for i in range(80):
+        nodes.append(session.guess(nodes[-1], i % 7, 0.0))
+    text = [node.id for node in nodes[1:71]]
+    session.receive(commit(PROMPT, text), 0.1)
+    assert session.committed == text and len(session.tree) == 10
+    assert all(0.0 < node.note.path <= 1.0 for node in session.tree)
