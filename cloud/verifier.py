@@ -181,8 +181,7 @@ class Verifier:
             self._error(device, message.session, message.epoch, refusal.code, refusal.what, refusal.retry_ms)
             return
         # From the session's id, so that the sessions of one device at several verifiers seldom share a handle.
-        taken = {*self._by_handle, *self._resting}
-        handle = next(h for h in count(message.session & 0x7F) if (device, h) not in taken)
+        handle = next(h for h in count(message.session & 0x7F) if self._is_free(device, h))
         self._next_key += 1
         ledger = Ledger(
             device,
@@ -401,6 +400,9 @@ class Verifier:
             ledger.learn(welcome)
             if ledger.finish:
                 self._release(ledger)
+
+    def _is_free(self, device: str, handle: int) -> bool:
+        return (device, handle) not in self._by_handle and (device, handle) not in self._resting
 
     def _over_their_day(self) -> list[Tenant]:
         if self._day is None:
