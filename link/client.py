@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from paho.mqtt import client as paho
@@ -19,7 +20,8 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from link.config import BrokerConfig
 from link.packets import PUBLISH, read_publish
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, WireError
+from protocol.topics import check_name
 
 READ_BYTES = 64 << 10  # from the socket at once
 UNSENT_BYTES = 16 << 10  # what the kernel may hold unsent: what waits longer must wait where it can still be dropped
@@ -117,15 +119,31 @@ def password(config: BrokerConfig) -> str | None:
 
     Raises ConfigError when the file cannot be read.
     """
-    if config.password_file is None:
-        return None
+    return None if config.password_file is None else _first_line(config.password_file, "password_file")
+
+
+def share(config: BrokerConfig) -> str:
+    """The first line of the share file, "" without one. Raises ConfigError when it cannot be read or is no name."""
+    if config.share_file is None:
+        return ""
     try:
-        return config.password_file.read_text(encoding="utf-8").split("\n", 1)[0].rstrip("\r")
+        return check_name(_first_line(config.share_file, "share_file"), "secret")
+    except WireError:  # its text would tell the secret
+        raise ConfigError(
+            f"the first line of share_file {config.share_file} is not 1 to 64 letters, digits, `-` or `_`",
+            where="[broker]",
+            remedy="Take the file `share` that `python -m tools.provision issue verifier` wrote.",
+        ) from None
+
+
+def _first_line(path: Path, key: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8").split("\n", 1)[0].rstrip("\r")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"cannot read password_file {config.password_file}: {_words(error)}",
+            f"cannot read {key} {path}: {_words(error)}",
             where="[broker]",
-            remedy="Name a readable file with the password in its first line.",
+            remedy="Name a readable file with the secret in its first line.",
         ) from None
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from edge.enroll import PRIVATE
 from link.command import CommandGroup
+from protocol.errors import ConfigError
 from protocol.topics import check_name
 from tools.provision import office
 from tools.provision.folder import Folder
@@ -17,6 +18,7 @@ from tools.provision.register import Role
 
 path_type = click.Path(path_type=Path)
 days = click.IntRange(min=1)
+port_type = click.IntRange(1, 65535)
 
 
 def _rehearse(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
@@ -169,8 +171,17 @@ def acl(folder: Folder, out: Path | None) -> None:
 @click.option("--out", type=path_type, required=True, help="Folder for all that the broker reads.")
 @click.option("--at", type=str, help="Where that folder will lie on the broker's machine; as --out when absent.")
 @click.option("--state", default="/var/lib/mosquitto", show_default=True, help="Where the broker keeps its state.")
-@click.option("--port", type=click.IntRange(1, 65535), default=8883, show_default=True)
-@click.option("--websockets-port", type=click.IntRange(1, 65535), help="A second listener, such as 443.")
+@click.option(
+    "--port",
+    "ports",
+    type=port_type,
+    multiple=True,
+    default=[8883],
+    show_default=True,
+    help="MQTT over TLS; say it again for another, such as 443.",
+)
+@click.option("--websockets-port", type=port_type, help="MQTT over WebSocket; not with mosquitto 2.0.")
+@click.option("--mosquitto", type=click.Choice(["2.0", "2.1"]), default="2.0", show_default=True, help="Its version.")
 @click.option("--connections", type=days, default=4096, show_default=True, help="Most at one listener.")
 @click.option("--days", type=days, default=730, show_default=True, help="How long its certificate is good.")
 @rehearsal
@@ -181,12 +192,19 @@ def broker_config(
     out: Path,
     at: str | None,
     state: str,
-    port: int,
+    ports: tuple[int, ...],
     websockets_port: int | None,
+    mosquitto: str,
     connections: int,
     days: int,
 ) -> None:
     """Configuration, certificate, access and revocation list of the broker that clients reach as HOSTS."""
+    if websockets_port is not None and mosquitto == "2.0":
+        raise ConfigError(
+            "mosquitto 2.0 reads no revocation list for WebSocket over TLS, and ends after a reload",
+            where="--websockets-port",
+            remedy="Use --port 443, which passes HTTP proxies too, or --mosquitto 2.1",
+        )
     with folder.held():
         said = office.broker(
             folder,
@@ -196,7 +214,7 @@ def broker_config(
             timedelta(days=days),
             at=PurePosixPath(at or out.absolute()),
             state=PurePosixPath(state),
-            port=port,
+            ports=ports,
             websockets_port=websockets_port,
             connections=connections,
         )

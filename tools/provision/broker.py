@@ -10,8 +10,9 @@ from protocol.topics import PREFIX, VERIFIERS
 VERIFIER, OPERATOR = "verifier", "operator"  # the users of these roles: no device's name is without a dot
 
 _STATES = f"{PREFIX}/{VERIFIERS}/+/state"
+_RELEASES = f"{PREFIX}/updates/+/+"
 
-# A role's rights, and for boards the patterns: %u is the user, `tenant.board`.
+# A role's rights; those of boards are patterns, which hold for everybody: %u is the user, `tenant.board`.
 ROLES: dict[str, tuple[tuple[str, str], ...]] = {
     VERIFIER: (
         ("read", f"{PREFIX}/+/open/+"),
@@ -22,6 +23,7 @@ ROLES: dict[str, tuple[tuple[str, str], ...]] = {
     OPERATOR: (
         ("read", f"{PREFIX}/+/state"),
         ("read", _STATES),
+        ("write", _RELEASES),
         ("read", "$SYS/#"),
     ),
 }
@@ -31,6 +33,7 @@ BOARD: tuple[tuple[str, str], ...] = (
     ("write", f"{PREFIX}/%u/state"),
     ("read", f"{PREFIX}/%u/verdict"),
     ("read", _STATES),
+    ("read", _RELEASES),
 )
 
 
@@ -43,16 +46,18 @@ def access_list(barred: Iterable[str] = ()) -> str:
         lines.append(f"topic deny {PREFIX}/{role}/#")
     for device in sorted(barred):
         lines += ["", f"user {device}", "topic deny #"]
-    lines += ["", "# Boards. %u is the certificate's name, tenant.board."]
+    lines += ["", "# Everybody, and so boards: %u is the certificate's name, tenant.board."]
     lines += [f"pattern {right} {topic}" for right, topic in BOARD]
     return "\n".join(lines) + "\n"
 
 
-def configuration(at: PurePath, *, port: int, websockets_port: int | None, state: PurePath, connections: int) -> str:
-    """mosquitto.conf for 2.0 and 2.1. at: where the files of this configuration lie on the broker's machine; state:
-    where it keeps retained messages over a restart; connections: most at one listener.
+def configuration(
+    at: PurePath, *, ports: Iterable[int], websockets_port: int | None, state: PurePath, connections: int
+) -> str:
+    """mosquitto.conf for 2.0 and 2.1. at: where the files of this configuration lie on the broker's machine; ports: of
+    MQTT over TLS; state: where it keeps retained messages over a restart; connections: most at one listener.
     """
-    listeners = [_listener(at, port, "mqtt", connections)]
+    listeners = [_listener(at, port, "mqtt", connections) for port in ports]
     if websockets_port is not None:
         listeners.append(_listener(at, websockets_port, "websockets", connections))
     return _GLOBAL.format(at=at, state=state) + "".join(listeners)

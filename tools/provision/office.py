@@ -214,7 +214,7 @@ def broker(
     *,
     at: PurePath,
     state: PurePath,
-    port: int,
+    ports: Sequence[int],
     websockets_port: int | None,
     connections: int,
 ) -> str:
@@ -240,7 +240,7 @@ def broker(
     folder.put(out / "ca.pem", pem(authority.certificate))
     folder.put(out / "crl.pem", _revocations(folder, register, authority, now))
     folder.put(out / "acl", access_list(register.barred(now)), PRIVATE)
-    text = configuration(at, port=port, websockets_port=websockets_port, state=state, connections=connections)
+    text = configuration(at, ports=ports, websockets_port=websockets_port, state=state, connections=connections)
     folder.put(out / "mosquitto.conf", text)
     return f"{hosts[0]}: good until {_issued(certificate).ends:%Y-%m-%d}"
 
