@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from cryptography import x509
 
-from edge.enroll import PRIVATE, PUBLIC, FileError, read_key, write_file
+from edge.enroll import PRIVATE, PUBLIC, FileError, IdentityError, read_key, write_file
 from protocol.errors import OutriderError
 from tools.provision.authority import Authority, pem
 from tools.provision.register import Register
@@ -69,7 +69,10 @@ class Folder:
     def authority(self) -> Authority:
         """Raises MissingError, FileError, IdentityError."""
         key = read_key(self.read(self.path / KEY), str(self.path / KEY))
-        return Authority(key, self.certificate(self.path / CERTIFICATE))
+        certificate = self.certificate(self.path / CERTIFICATE)
+        if certificate.public_key() != key.public_key():
+            raise IdentityError(f"is not the key of {CERTIFICATE}", where=str(self.path / KEY), remedy="Restore a copy")
+        return Authority(key, certificate)
 
     def issued(self, serial: str) -> x509.Certificate:
         return self.certificate(self._issued(serial))
