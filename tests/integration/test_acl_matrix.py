@@ -5,40 +5,26 @@ What is allowed is read from the table in docs/provisioning.md, so that page and
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import socket
-import ssl
-import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
 
-import msgspec
 import pytest
-from click.testing import CliRunner
 from paho.mqtt import client as paho
-from paho.mqtt.enums import CallbackAPIVersion
 
 pytest.importorskip("cryptography")
 
-from edge.cli import main as edge_cli
 from link.client import share as read_share
-from link.config import BrokerConfig, TlsConfig
+from link.config import BrokerConfig
 from link.outbox import NOT_AUTHORIZED
 from protocol import topics
-from protocol.errors import LinkError
-from tests.link.ends import End, until
-from tools.broker import find_mosquitto, free_port
+from tests.certified import DEVICE, NEIGHBOUR, QUIET_S, STRANGER, CertifiedFleet, certified_fleet
+from tests.link.ends import until
+from tools.broker import find_mosquitto
 from tools.models import ROOT
-from tools.provision.__main__ import main as provision_cli
 
 pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
 
-DEVICE, NEIGHBOUR, STRANGER = "acme.kitchen", "acme.hall", "umbrella.lab"
 TARGET, VERIFIER = "target-0123456789ab", "v0123456789"
 FILLED = {
     "<device>": DEVICE,
@@ -49,7 +35,6 @@ FILLED = {
 }
 COLUMN = {DEVICE: "<device>", NEIGHBOUR: "<other>", STRANGER: "<other>", "verifier": "verifier", "operator": "operator"}
 OWNERS = (DEVICE, "verifier", "operator")
-QUIET_S = 0.4  # long enough for a message that must not come
 
 
 def matrix() -> dict[str, dict[str, set[str]]]:
@@ -76,116 +61,16 @@ def may(user: str, right: str, topic: str) -> bool:
     return right in MATRIX[topic][COLUMN[user]]
 
 
-@dataclass
-class Fleet:
-    """The authority's folder, everybody's files, and the broker that was made from them."""
-
-    folder: Path
-    port: int
-    second_port: int
-    websockets_port: int | None = None
-    process: subprocess.Popen[str] | None = None
-    ends: list[End] = field(default_factory=list)
-
-    def provision(self, *words: str) -> None:
-        run(provision_cli, "--ca", str(self.folder / "ca"), *words)
-
-    def enrol(self, device: str) -> None:
-        tenant, board = device.split(".")
-        home = self.folder / device
-        home.mkdir()
-        config = home / "edge.toml"
-        config.write_text(
-            f'[device]\nname = "{device}"\n[drafter]\nmodel = "drafter"\n'
-            '[broker.tls]\nca = "ca.pem"\ncert = "cert.pem"\nkey = "key.pem"\n'
-        )
-        code, request, answer = home / "code", home / "request.json", home / "answer.json"
-        self.provision("add", board, "--tenant", tenant, "--code-file", str(code))
-        run(edge_cli, "enroll", "--config", str(config), "--code-file", str(code), "--request", str(request))
-        self.provision("sign", str(request), "--out", str(answer))
-        run(edge_cli, "enroll", "--config", str(config), "--answer", str(answer))
-
-    def configure(self) -> None:
-        """Write the broker's files."""
-        out = self.folder / "broker"
-        state = self.folder / "broker-state"
-        state.mkdir(exist_ok=True)
-        ports = ["--port", str(self.port), "--port", str(self.second_port)]
-        if self.websockets_port is not None:
-            ports += ["--mosquitto", "2.1", "--websockets-port", str(self.websockets_port)]
-        self.provision("broker-config", "127.0.0.1", "localhost", "--out", str(out), "--state", str(state), *ports)
-
-    def start(self) -> None:
-        """Only the user that the broker runs as is added to what was written: this one."""
-        conf = self.folder / "mosquitto.conf"
-        text = (self.folder / "broker" / "mosquitto.conf").read_text()
-        conf.write_text(text + "user root\n" if os.geteuid() == 0 else text)
-        program = find_mosquitto()
-        assert program is not None
-        with open(self.folder / "log", "a") as log:
-            self.process = subprocess.Popen([program, "-c", str(conf)], stderr=log, text=True)
-        until(lambda: self.process.poll() is not None or self._listens())
-        assert self.process.poll() is None, (self.folder / "log").read_text()
-
-    def stop(self) -> None:
-        assert self.process is not None
-        self.process.terminate()
-        self.process.wait()
-
-    def reload(self) -> None:
-        self.configure()
-        assert self.process is not None
-        self.process.send_signal(signal.SIGHUP)
-
-    def config(self, user: str, **other: str) -> BrokerConfig:
-        home = self.folder / user
-        files = {"ca": home / "ca.pem", "cert": home / "cert.pem", "key": home / "key.pem"}
-        tls = TlsConfig(**{**files, **{name: self.folder / path for name, path in other.items()}})
-        return BrokerConfig(port=self.port, tls=tls, connect_timeout_s=2.0, max_queued_messages=1000)
-
-    def join(self, user: str, *subscriptions: str, **options) -> End:
-        name = f"{user}-{time.monotonic_ns()}"
-        end = End(self.config(user), name, subscriptions=[(one, 1) for one in subscriptions], **options)
-        self.ends.append(end)
-        end.link.wait_up(5.0)
-        return end
-
-    def _listens(self) -> bool:
-        try:
-            for port in (self.port, self.second_port, self.websockets_port):
-                if port is not None:
-                    socket.create_connection(("127.0.0.1", port), 0.2).close()
-        except OSError:
-            return False
-        return True
-
-
-def run(command, *words: str) -> str:
-    result = CliRunner().invoke(command, words, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    fleet = Fleet(tmp_path_factory.mktemp("fleet"), free_port(), free_port())
-    fleet.provision("init", "test")
-    for device in (DEVICE, NEIGHBOUR, STRANGER):
-        fleet.enrol(device)
-    for role in ("verifier", "operator"):
-        fleet.provision("issue", role, "one", "--out", str(fleet.folder / role))
-    fleet.configure()
-    fleet.start()
-    yield fleet
-    fleet.stop()
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CertifiedFleet]:
+    with certified_fleet(tmp_path_factory.mktemp("fleet")) as running:
+        yield running
 
 
 @pytest.fixture
-def fleet(made: Fleet) -> Iterator[Fleet]:
+def fleet(made: CertifiedFleet) -> Iterator[CertifiedFleet]:
     yield made
-    for end in made.ends:
-        end.link.close(0.0)
-    made.ends.clear()
+    made.part()
 
 
 Shape = Callable[[str], list[str]]
@@ -213,7 +98,7 @@ def matches(subscription: str, topic: str) -> bool:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("retain", [False, True], ids=["live", "retained"])
-def test_the_broker_does_what_the_table_says(fleet: Fleet, shape: str, retain: bool) -> None:
+def test_the_broker_does_what_the_table_says(fleet: CertifiedFleet, shape: str, retain: bool) -> None:
     """Everybody publishes at every topic; who subscribed, in each way, gets what the table grants and nothing else."""
     subscriptions = {user: SHAPES[shape](user) for user in COLUMN}
     ends = {user: fleet.join(user, *subscriptions[user]) for user in COLUMN}
@@ -245,12 +130,12 @@ def test_the_broker_does_what_the_table_says(fleet: Fleet, shape: str, retain: b
     until(lambda: all(len(ends[user].acks) == 2 * len(MATRIX) for user in OWNERS))
 
 
-def test_the_operator_reads_the_broker_s_own_figures(fleet: Fleet) -> None:
+def test_the_operator_reads_the_broker_s_own_figures(fleet: CertifiedFleet) -> None:
     operator = fleet.join("operator", "$SYS/broker/version")
     until(lambda: bool(operator.messages))
 
 
-def test_qos_0_from_another_board_arrives_nowhere(fleet: Fleet) -> None:
+def test_qos_0_from_another_board_arrives_nowhere(fleet: CertifiedFleet) -> None:
     verifier, stranger, device = fleet.join("verifier", "#"), fleet.join(STRANGER), fleet.join(DEVICE)
     draft = topics.draft_topic(DEVICE, VERIFIER)
     stranger.link.publish(draft, b"forged")
@@ -269,7 +154,7 @@ def test_qos_0_from_another_board_arrives_nowhere(fleet: Fleet) -> None:
         ("verifier", topics.verifier_state_topic(VERIFIER)),
     ],
 )
-def test_retained_state_is_neither_forged_nor_wiped(fleet: Fleet, user: str, owner: str, topic: str) -> None:
+def test_retained_state_is_neither_forged_nor_wiped(fleet: CertifiedFleet, user: str, owner: str, topic: str) -> None:
     true, forger = fleet.join(owner), fleet.join(user)
     true.link.publish(topic, b"true", qos=1, retain=True)
     until(lambda: len(true.acks) == 1)
@@ -281,7 +166,7 @@ def test_retained_state_is_neither_forged_nor_wiped(fleet: Fleet, user: str, own
     assert late.messages == [(topic, b"true")]
 
 
-def test_a_last_will_at_another_s_topic_is_never_said(fleet: Fleet) -> None:
+def test_a_last_will_at_another_s_topic_is_never_said(fleet: CertifiedFleet) -> None:
     """The stranger vanishes without a goodbye; its own will, sent the same way, does arrive."""
     operator = fleet.join("operator", "outrider/v1/+/state", "outrider/v1/verifiers/+/state")
     for user, topic in (
@@ -296,16 +181,8 @@ def test_a_last_will_at_another_s_topic_is_never_said(fleet: Fleet) -> None:
     assert [topic for topic, payload in operator.messages if payload == b"will"] == [own]
 
 
-def client(fleet: Fleet, user: str, **options) -> paho.Client:
-    tls = fleet.config(user).tls
-    assert tls is not None
-    one = paho.Client(CallbackAPIVersion.VERSION2, f"{user}-{time.monotonic_ns()}", protocol=paho.MQTTv5, **options)
-    one.tls_set(str(tls.ca), str(tls.cert), str(tls.key))
-    return one
-
-
-def vanish_with_will(fleet: Fleet, user: str, topic: str) -> None:
-    one = client(fleet, user)
+def vanish_with_will(fleet: CertifiedFleet, user: str, topic: str) -> None:
+    one = fleet.client(user)
     answers: list = []
     one.on_connect = lambda _client, _data, _flags, reason, _properties: answers.append(reason)
     one.will_set(topic, b"will", qos=1)
@@ -315,68 +192,11 @@ def vanish_with_will(fleet: Fleet, user: str, topic: str) -> None:
         there.shutdown(socket.SHUT_RDWR)
 
 
-def refused(config: BrokerConfig) -> None:
-    end = End(config, f"nobody-{time.monotonic_ns()}")
-    try:
-        with pytest.raises(LinkError):
-            end.link.wait_up(1.5)
-    finally:
-        end.link.close(0.0)
-
-
-def test_nobody_without_a_certificate_gets_a_connection(fleet: Fleet) -> None:
-    tls = TlsConfig(ca=fleet.folder / DEVICE / "ca.pem")
-    refused(BrokerConfig(port=fleet.port, tls=tls, username=DEVICE, connect_timeout_s=1.0))
-
-
-def test_nobody_speaks_in_the_clear(fleet: Fleet) -> None:
-    refused(BrokerConfig(port=fleet.port, username=DEVICE, connect_timeout_s=1.0))
-
-
-@pytest.fixture(scope="module")
-def impostor(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
-    """Another authority, of the same name, that names a board like one of ours."""
-    other = Fleet(tmp_path_factory.mktemp("impostor"), port=1, second_port=2)
-    other.provision("init", "test")
-    other.enrol(DEVICE)
-    return other
-
-
-def test_nobody_with_another_authority_s_certificate_gets_a_connection(fleet: Fleet, impostor: Fleet) -> None:
-    home = impostor.folder / DEVICE
-    tls = TlsConfig(ca=fleet.folder / DEVICE / "ca.pem", cert=home / "cert.pem", key=home / "key.pem")
-    refused(BrokerConfig(port=fleet.port, tls=tls, connect_timeout_s=1.0))
-
-
-def test_the_broker_s_own_certificate_opens_nothing(fleet: Fleet) -> None:
-    refused(fleet.config(DEVICE, cert="broker/broker.pem", key="broker/broker.key"))
-
-
-def test_a_board_cannot_pose_as_the_broker(fleet: Fleet) -> None:
-    """Nothing but the certificate's purpose keeps a stolen board from answering in the broker's place."""
-    home = fleet.folder / STRANGER
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(home / "cert.pem", home / "key.pem")
-    trusting = ssl.create_default_context(cafile=str(fleet.folder / DEVICE / "ca.pem"))
-    trusting.check_hostname = False
-    here, there = socket.socketpair()
-    answering = threading.Thread(target=_answer, args=(context, there))
-    answering.start()
-    with here, pytest.raises(ssl.SSLCertVerificationError, match="purpose"):
-        trusting.wrap_socket(here)
-    answering.join()
-
-
-def _answer(context: ssl.SSLContext, there: socket.socket) -> None:
-    with there, contextlib.suppress(OSError):
-        context.wrap_socket(there, server_side=True).close()
-
-
-def share(fleet: Fleet) -> str:
+def share(fleet: CertifiedFleet) -> str:
     return read_share(BrokerConfig(share_file=fleet.folder / "verifier" / "share"))
 
 
-def test_a_board_cannot_take_opens_out_of_the_verifiers_share(fleet: Fleet) -> None:
+def test_a_board_cannot_take_opens_out_of_the_verifiers_share(fleet: CertifiedFleet) -> None:
     """mosquitto lets anybody join a share and deals opens to it, though it then delivers none. Boards do not know the
     share's name: what they join instead gets opens of its own, and those are not delivered either.
     """
@@ -392,7 +212,7 @@ def test_a_board_cannot_take_opens_out_of_the_verifiers_share(fleet: Fleet) -> N
     assert not set(intruder.payloads()) & set(opens)
 
 
-def test_verifiers_with_one_secret_share_the_opens(fleet: Fleet) -> None:
+def test_verifiers_with_one_secret_share_the_opens(fleet: CertifiedFleet) -> None:
     subscription = topics.shared_open_filter(TARGET, share(fleet))
     first, second, device = (
         fleet.join("verifier", subscription),
@@ -405,86 +225,3 @@ def test_verifiers_with_one_secret_share_the_opens(fleet: Fleet) -> None:
     until(lambda: len(first.messages) + len(second.messages) >= len(opens))
     assert sorted(first.payloads() + second.payloads()) == sorted(opens)
     assert first.messages and second.messages
-
-
-def test_another_port_is_held_to_the_same_table(fleet: Fleet) -> None:
-    """443, say, which networks and their proxies let through."""
-    verifier = fleet.join("verifier", "outrider/v1/+/open/+")
-    second = msgspec.structs.replace(fleet.config(STRANGER), port=fleet.second_port)
-    stranger = End(second, f"second-{time.monotonic_ns()}")
-    fleet.ends.append(stranger)
-    forged, own = topics.open_topic(DEVICE, TARGET), topics.open_topic(STRANGER, TARGET)
-    for topic in (forged, own):
-        stranger.link.publish(topic, b"x", qos=1)
-    until(lambda: verifier.messages == [(own, b"x")])
-    until(lambda: (forged, NOT_AUTHORIZED) in stranger.acks)
-
-
-@pytest.fixture
-def websockets(made: Fleet) -> Iterator[Fleet]:
-    """The same fleet at a broker of its own, with WebSocket."""
-    made.stop()
-    made.websockets_port = free_port()
-    made.configure()
-    made.start()
-    yield made
-    made.stop()
-    made.websockets_port = None
-    made.configure()
-    made.start()
-
-
-def test_websockets_are_held_to_the_same_table(websockets: Fleet, fleet: Fleet) -> None:
-    assert websockets.websockets_port is not None
-    verifier = fleet.join("verifier", "outrider/v1/+/open/+")
-    one = client(fleet, STRANGER, transport="websockets")
-    acks: dict[int, str] = {}
-    one.on_publish = lambda _client, _data, mid, reason, _properties: acks.update({mid: str(reason)})
-    one.connect("127.0.0.1", websockets.websockets_port)
-    one.loop_start()
-    try:
-        until(one.is_connected)
-        forged = one.publish(topics.open_topic(DEVICE, TARGET), b"forged", qos=1).mid
-        own = one.publish(topics.open_topic(STRANGER, TARGET), b"own", qos=1).mid
-        until(lambda: {forged, own} <= set(acks) and bool(verifier.messages))
-        assert acks[forged] == "Not authorized"
-        assert verifier.messages == [(topics.open_topic(STRANGER, TARGET), b"own")]
-    finally:
-        one.disconnect()
-        one.loop_stop()
-
-
-def test_retained_states_survive_the_broker(fleet: Fleet) -> None:
-    topic = topics.verifier_state_topic(VERIFIER)
-    verifier = fleet.join("verifier")
-    verifier.link.publish(topic, b"here", qos=1, retain=True)
-    until(lambda: bool(verifier.acks))
-    verifier.link.close(0.0)
-    fleet.stop()
-    fleet.start()
-    device = fleet.join(DEVICE, topic)
-    until(lambda: device.messages == [(topic, b"here")])
-
-
-def test_a_revoked_board_falls_silent_at_once_and_does_not_come_back(fleet: Fleet) -> None:
-    """Its open connection neither says nor hears anything from the reload on; all others go on as they were."""
-    revoked, other = fleet.join(NEIGHBOUR, topics.verdict_topic(NEIGHBOUR)), fleet.join(DEVICE)
-    verifier = fleet.join("verifier", "outrider/v1/+/open/+")
-    fleet.provision("revoke", NEIGHBOUR)
-    fleet.reload()
-    topic = topics.open_topic(NEIGHBOUR, TARGET)
-
-    def is_refused() -> bool:
-        revoked.link.publish(topic, b"still", qos=1)
-        time.sleep(0.05)
-        return (topic, NOT_AUTHORIZED) in revoked.acks
-
-    until(is_refused)
-    heard = len(revoked.messages)
-    verifier.link.publish(topics.verdict_topic(NEIGHBOUR), b"verdict", qos=1)
-    other.link.publish(topics.open_topic(DEVICE, TARGET), b"other", qos=1)
-    until(lambda: b"other" in verifier.payloads() and bool(verifier.acks))
-    time.sleep(QUIET_S)
-    assert len(revoked.messages) == heard
-    refused(fleet.config(NEIGHBOUR))
-    fleet.join(DEVICE)
