@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hmac
 import socket
 import ssl
 import time
@@ -36,6 +37,19 @@ REMEDIES = {
 }
 
 
+NOT_YET_VALID, EXPIRED = 9, 10  # OpenSSL's X509_V_ERR_CERT_...
+
+# How the broker refuses a client's certificate: TLS alerts, as OpenSSL names them.
+ALERTS = {
+    "CERTIFICATE_REQUIRED": ("wants a certificate", "Set `cert` and `key` in [broker.tls]."),
+    "CERTIFICATE_EXPIRED": ("says that `cert` has expired", "Renew it, or set the broker's clock if that is wrong."),
+    "CERTIFICATE_REVOKED": ("says that `cert` is revoked", "Enrol anew, with a new code."),
+    "UNKNOWN_CA": ("does not know the authority of `cert`", "Enrol with the authority of this broker's fleet."),
+    "BAD_CERTIFICATE": ("does not take `cert`", "Compare its dates with the broker's clock: it may not be valid yet."),
+    "UNSUPPORTED_CERTIFICATE": ("does not take `cert`", "It is for another purpose than to be a client's."),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Will:
     """Published by the broker when this client vanishes without a goodbye. expiry_s: seconds it then lives."""
@@ -53,6 +67,7 @@ class Client(paho.Client):
     """
 
     _ahead, _at = b"", 0  # what was read from the socket, and how far it was taken
+    alert: ssl.SSLError | None = None  # why TLS ended the connection, which paho only logs
 
     @property
     def unread(self) -> bool:
@@ -80,12 +95,26 @@ class Client(paho.Client):
 
     def _sock_recv(self, bufsize: int) -> bytes:
         if self._at == len(self._ahead):
-            self._ahead, self._at = super()._sock_recv(max(bufsize, READ_BYTES)), 0
+            try:
+                self._ahead, self._at = super()._sock_recv(max(bufsize, READ_BYTES)), 0
+            except ssl.SSLError as error:
+                self.alert = error
+                raise
             # What paho does not read itself is a sign of life as well; its name in paho 2.2, and in 2.1.
             self._last_bytes_received = self._last_msg_in = time.monotonic()
         data = self._ahead[self._at : self._at + bufsize]
         self._at += len(data)
         return data
+
+    def _sock_send(self, buf: bytes | bytearray) -> int:
+        try:
+            return super()._sock_send(buf)
+        except BlockingIOError:
+            raise
+        except OSError:
+            with suppress(OSError):  # TLS 1.3 refuses a certificate after our handshake is over: hear why
+                self._sock_recv(1)
+            raise
 
 
 def new_client(config: BrokerConfig, client_id: str, will: Will | None, tls: ssl.SSLContext | None) -> Client:
@@ -112,6 +141,23 @@ def new_client(config: BrokerConfig, client_id: str, will: Will | None, tls: ssl
         limits.TopicAliasMaximum = config.topic_aliases
     client.connect_async(config.host, config.port, config.keepalive_s, clean_start=True, properties=limits)
     return client
+
+
+def private_id(config: BrokerConfig, name: str) -> str:
+    """The client id that `name` has with this configuration: its own, else `name`, and with a key of its own behind it
+    what nobody without that key can guess. mosquitto ends a connection when another one takes its id, whoever that is.
+
+    Raises ConfigError for a key that cannot be read.
+    """
+    if config.client_id is not None:
+        return config.client_id
+    if config.tls is None or config.tls.key is None:
+        return name
+    try:
+        key = config.tls.key.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read key {config.tls.key}: {_words(error)}", where="[broker.tls]") from None
+    return f"{name}-{hmac.new(key, name.encode(), 'sha256').hexdigest()[:16]}"
 
 
 def password(config: BrokerConfig) -> str | None:
@@ -173,8 +219,17 @@ def remedy(reason: ReasonCode) -> str:
 def explain(error: OSError) -> tuple[str, str]:
     """(what, remedy) for a connection that could not be made."""
     if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code in (NOT_YET_VALID, EXPIRED):
+            return (
+                f"TLS: the broker's {error.verify_message}",
+                f"This machine's clock says {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC: set it if that is "
+                "wrong, else renew the broker's certificate.",
+            )
         return f"TLS: {error.verify_message}", "Check `ca` in [broker.tls], and that `host` is the certificate's name."
     if isinstance(error, ssl.SSLError):
+        for name, (what, remedy) in ALERTS.items():
+            if (error.reason or "").endswith(f"_ALERT_{name}"):
+                return f"TLS: the broker {what}", remedy
         return f"TLS: {_words(error)}", "Check that the port is the broker's TLS port, and [broker.tls]."
     if isinstance(error, socket.gaierror):
         return f"no such host: {_words(error)}", "Check `host` in [broker], and the name server."

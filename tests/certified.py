@@ -94,9 +94,9 @@ class CertifiedFleet:
         tls = TlsConfig(**{**files, **{name: self.folder / path for name, path in other.items()}})
         return BrokerConfig(port=self.port, tls=tls, connect_timeout_s=2.0, max_queued_messages=1000)
 
-    def join(self, user: str, *subscriptions: str, **options) -> End:
-        name = f"{user}-{time.monotonic_ns()}"
-        end = End(self.config(user), name, subscriptions=[(one, 1) for one in subscriptions], **options)
+    def join(self, user: str, *subscriptions: str, name: str = "") -> End:
+        name = name or f"{user}-{time.monotonic_ns()}"
+        end = End(self.config(user), name, subscriptions=[(one, 1) for one in subscriptions])
         self.ends.append(end)
         end.link.wait_up(5.0)
         return end

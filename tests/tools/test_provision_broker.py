@@ -8,6 +8,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import msgspec
@@ -15,11 +16,14 @@ import pytest
 
 pytest.importorskip("cryptography")
 
+from cryptography.hazmat.primitives.asymmetric import ec
+
 from cloud.gateway import Gateway
 from cloud.scheduler import Scheduler
 from cloud.verifier import Bounds, Verifier
 from edge.board import Board
 from edge.config import DeviceConfig, DrafterConfig, EdgeConfig
+from edge.enroll import key_bytes, read_key
 from link.config import BrokerConfig, TlsConfig
 from link.outbox import NOT_AUTHORIZED
 from protocol import topics
@@ -30,10 +34,13 @@ from tests.link.ends import End, until
 from tests.toys import TARGET as TOY_TARGET
 from tests.toys import ToyDrafter, plain_decode
 from tools.broker import find_mosquitto, free_port
+from tools.provision.authority import pem
+from tools.provision.folder import Folder
 
 pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
 
 TARGET, VERIFIER = "target-0123456789ab", "v0123456789"
+DAY = timedelta(days=1)
 
 
 @pytest.fixture(scope="module")
@@ -48,22 +55,23 @@ def fleet(made: CertifiedFleet) -> Iterator[CertifiedFleet]:
     made.part()
 
 
-def refused(config: BrokerConfig) -> None:
+def refused(config: BrokerConfig, why: str) -> None:
+    """There is no connection, and the link says why."""
     end = End(config, f"nobody-{time.monotonic_ns()}")
     try:
-        with pytest.raises(LinkError):
-            end.link.wait_up(1.5)
+        with pytest.raises(LinkError, match=why):
+            end.link.wait_up(0.7)
     finally:
         end.link.close(0.0)
 
 
 def test_nobody_without_a_certificate_gets_a_connection(fleet: CertifiedFleet) -> None:
     tls = TlsConfig(ca=fleet.folder / DEVICE / "ca.pem")
-    refused(BrokerConfig(port=fleet.port, tls=tls, username=DEVICE, connect_timeout_s=1.0))
+    refused(BrokerConfig(port=fleet.port, tls=tls, username=DEVICE, connect_timeout_s=1.0), "wants a certificate")
 
 
 def test_nobody_speaks_in_the_clear(fleet: CertifiedFleet) -> None:
-    refused(BrokerConfig(port=fleet.port, username=DEVICE, connect_timeout_s=1.0))
+    refused(BrokerConfig(port=fleet.port, username=DEVICE, connect_timeout_s=1.0), "connection lost")
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +88,80 @@ def test_nobody_with_another_authority_s_certificate_gets_a_connection(
 ) -> None:
     home = impostor.folder / DEVICE
     tls = TlsConfig(ca=fleet.folder / DEVICE / "ca.pem", cert=home / "cert.pem", key=home / "key.pem")
-    refused(BrokerConfig(port=fleet.port, tls=tls, connect_timeout_s=1.0))
+    refused(BrokerConfig(port=fleet.port, tls=tls, connect_timeout_s=1.0), "does not know the authority")
 
 
 def test_the_broker_s_own_certificate_opens_nothing(fleet: CertifiedFleet) -> None:
-    refused(fleet.config(DEVICE, cert="broker/broker.pem", key="broker/broker.key"))
+    refused(fleet.config(DEVICE, cert="broker/broker.pem", key="broker/broker.key"), "another purpose")
+
+
+@pytest.mark.parametrize(
+    ("offset", "why"), [(-9 * DAY, "`cert` has expired"), (9 * DAY, "it may not be valid yet")], ids=["late", "early"]
+)
+def test_a_certificate_outside_of_its_dates_opens_nothing(fleet: CertifiedFleet, offset: timedelta, why: str) -> None:
+    home = fleet.folder / DEVICE
+    key = read_key((home / "key.pem").read_bytes(), "")
+    authority = Folder(fleet.folder / "ca").authority()
+    made_at = datetime.now(timezone.utc) + offset
+    (home / "other.pem").write_text(pem(authority.client(DEVICE, "", key.public_key(), made_at, DAY)))
+    refused(fleet.config(DEVICE, cert=f"{DEVICE}/other.pem"), why)
+
+
+@contextlib.contextmanager
+def server(context: ssl.SSLContext) -> Iterator[int]:
+    """The port of somebody who shakes hands as a broker would, over and over."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        while True:
+            try:
+                there, _ = listening.accept()
+            except OSError:
+                return
+            with there, contextlib.suppress(OSError):
+                context.wrap_socket(there, server_side=True).close()
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+        thread.join()
+
+
+def test_a_board_whose_clock_is_wrong_is_told_what_it_shows(fleet: CertifiedFleet, tmp_path: Path) -> None:
+    """A board without a battery starts in the past; seen from there the broker's certificate begins in the future."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    authority = Folder(fleet.folder / "ca").authority()
+    later = datetime.now(timezone.utc) + 9 * DAY
+    (tmp_path / "cert.pem").write_text(pem(authority.server(["127.0.0.1"], key.public_key(), later, DAY)))
+    (tmp_path / "key.pem").write_bytes(key_bytes(key))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    with server(context) as port:
+        config = msgspec.structs.replace(fleet.config(DEVICE), port=port)
+        refused(config, rf"not yet valid. This machine's clock says {datetime.now(timezone.utc):%Y-%m-%d}")
+
+
+def test_a_client_id_that_can_be_guessed_ends_nobody_s_connection(fleet: CertifiedFleet) -> None:
+    """mosquitto ends the older of two connections with one id, whoever they are; so ids hold what only a key tells."""
+    device = fleet.join(DEVICE, name=f"outrider-{DEVICE}")
+    for guess in (f"outrider-{DEVICE}", f"outrider-{DEVICE}-0000000000000000"):
+        thief = msgspec.structs.replace(fleet.config(STRANGER), client_id=guess)
+        end = End(thief, "thief")
+        fleet.ends.append(end)
+        end.link.wait_up(5.0)
+    device.link.publish(topics.open_topic(DEVICE, TARGET), b"x", qos=1)
+    until(lambda: bool(device.acks))
+    assert [up for up, _ in device.states] == [True]
+
+
+def test_two_with_one_identity_are_noticed(fleet: CertifiedFleet) -> None:
+    first = fleet.join(DEVICE, name=f"outrider-{DEVICE}")
+    fleet.join(DEVICE, name=f"outrider-{DEVICE}")
+    until(lambda: any("another process" in reason for _, reason in first.states))
 
 
 def test_a_board_cannot_pose_as_the_broker(fleet: CertifiedFleet) -> None:
@@ -94,17 +171,12 @@ def test_a_board_cannot_pose_as_the_broker(fleet: CertifiedFleet) -> None:
     context.load_cert_chain(home / "cert.pem", home / "key.pem")
     trusting = ssl.create_default_context(cafile=str(fleet.folder / DEVICE / "ca.pem"))
     trusting.check_hostname = False
-    here, there = socket.socketpair()
-    answering = threading.Thread(target=_answer, args=(context, there))
-    answering.start()
-    with here, pytest.raises(ssl.SSLCertVerificationError, match="purpose"):
+    with (
+        server(context) as port,
+        socket.create_connection(("127.0.0.1", port)) as here,
+        pytest.raises(ssl.SSLCertVerificationError, match="purpose"),
+    ):
         trusting.wrap_socket(here)
-    answering.join()
-
-
-def _answer(context: ssl.SSLContext, there: socket.socket) -> None:
-    with there, contextlib.suppress(OSError):
-        context.wrap_socket(there, server_side=True).close()
 
 
 def test_another_port_is_held_to_the_same_table(fleet: CertifiedFleet) -> None:
@@ -186,7 +258,7 @@ def test_a_revoked_board_falls_silent_at_once_and_does_not_come_back(fleet: Cert
     until(lambda: b"other" in verifier.payloads() and bool(verifier.acks))
     time.sleep(QUIET_S)
     assert len(revoked.messages) == heard
-    refused(fleet.config(NEIGHBOUR))
+    refused(fleet.config(NEIGHBOUR), "is revoked")
     fleet.join(DEVICE)
 
 
