@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -66,10 +67,13 @@ class CertifiedFleet:
             ports += ["--mosquitto", "2.1", "--websockets-port", str(self.websockets_port)]
         self.provision("broker-config", "127.0.0.1", "localhost", "--out", str(out), "--state", str(state), *ports)
 
-    def start(self) -> None:
-        """Only the user that the broker runs as is added to what was written: this one."""
+    def start(self, **limits: int) -> None:
+        """As it was written, but as this user, and with `limits` for the options of those names."""
         conf = self.folder / "mosquitto.conf"
         text = (self.folder / "broker" / "mosquitto.conf").read_text()
+        for option, limit in limits.items():
+            text, found = re.subn(rf"^{option} .*$", f"{option} {limit}", text, flags=re.MULTILINE)
+            assert found == 1, option
         conf.write_text(text + "user root\n" if os.geteuid() == 0 else text)
         program = find_mosquitto()
         assert program is not None
@@ -92,7 +96,9 @@ class CertifiedFleet:
         home = self.folder / user
         files = {"ca": home / "ca.pem", "cert": home / "cert.pem", "key": home / "key.pem"}
         tls = TlsConfig(**{**files, **{name: self.folder / path for name, path in other.items()}})
-        return BrokerConfig(port=self.port, tls=tls, connect_timeout_s=2.0, max_queued_messages=1000)
+        return BrokerConfig(
+            port=self.port, tls=tls, connect_timeout_s=2.0, max_queued_messages=1000, max_queued_bytes=64 << 20
+        )
 
     def join(self, user: str, *subscriptions: str, name: str = "") -> End:
         name = name or f"{user}-{time.monotonic_ns()}"

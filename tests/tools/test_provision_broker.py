@@ -238,6 +238,35 @@ def test_retained_states_survive_the_broker(fleet: CertifiedFleet) -> None:
     until(lambda: device.messages == [(topic, b"here")])
 
 
+@pytest.fixture
+def small(made: CertifiedFleet) -> Iterator[CertifiedFleet]:
+    """The same fleet at a broker with 16 MB for messages."""
+    made.stop()
+    made.start(memory_limit=16_000_000)
+    yield made
+    made.part()
+    made.stop()
+    (made.folder / "broker-state" / "mosquitto.db").unlink(missing_ok=True)
+    made.start()
+
+
+def test_who_fills_the_broker_s_memory_is_refused_and_the_others_go_on(small: CertifiedFleet) -> None:
+    """Retained messages under names of its own are what the access list cannot forbid."""
+    verifier, device, stranger = (
+        small.join("verifier", "outrider/v1/+/open/+"),
+        small.join(DEVICE),
+        small.join(STRANGER),
+    )
+    for number in range(30):
+        stranger.link.publish(topics.open_topic(STRANGER, f"n{number}"), bytes(900_000), qos=1, retain=True)
+    until(lambda: f"Client {STRANGER}" in (log := (small.folder / "log").read_text()) and "out of memory" in log)
+    own = topics.open_topic(DEVICE, TARGET)
+    device.link.publish(own, b"still here", qos=1)
+    until(lambda: (own, b"still here") in verifier.messages)
+    small.join(NEIGHBOUR)
+    assert [up for up, _ in device.states + verifier.states] == [True, True]
+
+
 def test_a_revoked_board_falls_silent_at_once_and_does_not_come_back(fleet: CertifiedFleet) -> None:
     """Its open connection neither says nor hears anything from the reload on; all others go on as they were."""
     revoked, other = fleet.join(NEIGHBOUR, topics.verdict_topic(NEIGHBOUR)), fleet.join(DEVICE)

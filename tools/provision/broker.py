@@ -65,7 +65,6 @@ def configuration(
 
 _GLOBAL = """\
 # Written by `python -m tools.provision broker-config`, for mosquitto 2.0 and 2.1.
-per_listener_settings false
 allow_anonymous false
 acl_file {at}/acl
 
