@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from cloud.engines.base import Outcome, Plan
 from cloud.verifier import Send, Verifier
-from link.client import Will
+from link.client import Will, share
 from link.config import BrokerConfig
 from link.mqtt import MqttLink
 from protocol import topics
@@ -47,7 +47,7 @@ class Gateway:
         self._tell_at = self._flush_at = 0.0
         self._collections = 0
         self._state_topic = topics.verifier_state_topic(verifier.id)
-        self._share = topics.shared_open_filter(verifier.engine.info.id)
+        self._share = topics.shared_open_filter(verifier.engine.info.id, share(broker))
         self.link = MqttLink(
             broker,
             f"outrider-{verifier.id}",

@@ -1,4 +1,4 @@
-"""`outrider-edge`: run the board's service, chat once, or check that everything is in place."""
+"""`outrider-edge`: run the board's service, chat once, enrol it, or check that everything is in place."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import TextIO
 
 import click
 import msgspec
@@ -162,6 +163,27 @@ def check(config_path: Path, as_json: bool, wait_s: float) -> None:
             remedy = f". {finding.remedy}" if finding.remedy else ""
             click.echo(f"{MARKS[finding.status]} {finding.name}: {finding.what}{remedy}")
     sys.exit(report.exit_code)
+
+
+@main.command()
+@config_option
+@click.option("--request", "request_path", type=click.Path(path_type=Path), help="Where to write the request.")
+@click.option("--code-file", type=click.File(), default="-", help="Holds the one-time code; stdin when absent.")
+@click.option("--answer", "answer_path", type=click.Path(path_type=Path), help="The answer to install.")
+def enroll(config_path: Path, request_path: Path | None, code_file: TextIO, answer_path: Path | None) -> None:
+    """Make this board's key and a request for its certificate; later, install the answer."""
+    from edge import enroll as identity  # a board that is enrolled starts without it
+
+    if (request_path is None) == (answer_path is None):
+        raise click.UsageError("either --request or --answer")
+    config = load(config_path, EdgeConfig)
+    device, tls = config.device.name, config.broker.tls
+    if request_path is not None:
+        identity.request(device, tls, code_file.readline(), request_path)
+        click.echo(f"{device}: take {request_path} to `python -m tools.provision sign`")
+    if answer_path is not None:
+        ends = identity.install(device, tls, answer_path)
+        click.echo(f"{device}: enrolled until {ends:%Y-%m-%d}")
 
 
 @dataclass(slots=True)

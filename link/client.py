@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import hmac
 import socket
 import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from paho.mqtt import client as paho
@@ -19,7 +21,8 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from link.config import BrokerConfig
 from link.packets import PUBLISH, read_publish
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, WireError
+from protocol.topics import check_name
 
 READ_BYTES = 64 << 10  # from the socket at once
 UNSENT_BYTES = 16 << 10  # what the kernel may hold unsent: what waits longer must wait where it can still be dropped
@@ -31,6 +34,19 @@ REMEDIES = {
     0x87: "Check `username` and `password_file` in [broker], and the broker's access list.",
     0x8A: "Ask the broker's operator to lift the ban.",
     0x8E: "Another process uses the same client id: stop it, or give this one a `client_id` of its own.",
+}
+
+
+NOT_YET_VALID, EXPIRED = 9, 10  # OpenSSL's X509_V_ERR_CERT_...
+
+# How the broker refuses a client's certificate: TLS alerts, as OpenSSL names them.
+ALERTS = {
+    "CERTIFICATE_REQUIRED": ("wants a certificate", "Set `cert` and `key` in [broker.tls]."),
+    "CERTIFICATE_EXPIRED": ("says that `cert` has expired", "Renew it, or set the broker's clock if that is wrong."),
+    "CERTIFICATE_REVOKED": ("says that `cert` is revoked", "Enrol anew, with a new code."),
+    "UNKNOWN_CA": ("does not know the authority of `cert`", "Enrol with the authority of this broker's fleet."),
+    "BAD_CERTIFICATE": ("does not take `cert`", "Compare its dates with the broker's clock: it may not be valid yet."),
+    "UNSUPPORTED_CERTIFICATE": ("does not take `cert`", "It is for another purpose than to be a client's."),
 }
 
 
@@ -51,6 +67,7 @@ class Client(paho.Client):
     """
 
     _ahead, _at = b"", 0  # what was read from the socket, and how far it was taken
+    alert: ssl.SSLError | None = None  # why TLS ended the connection, which paho only logs
 
     @property
     def unread(self) -> bool:
@@ -78,12 +95,26 @@ class Client(paho.Client):
 
     def _sock_recv(self, bufsize: int) -> bytes:
         if self._at == len(self._ahead):
-            self._ahead, self._at = super()._sock_recv(max(bufsize, READ_BYTES)), 0
+            try:
+                self._ahead, self._at = super()._sock_recv(max(bufsize, READ_BYTES)), 0
+            except ssl.SSLError as error:
+                self.alert = error
+                raise
             # What paho does not read itself is a sign of life as well; its name in paho 2.2, and in 2.1.
             self._last_bytes_received = self._last_msg_in = time.monotonic()
         data = self._ahead[self._at : self._at + bufsize]
         self._at += len(data)
         return data
+
+    def _sock_send(self, buf: bytes | bytearray) -> int:
+        try:
+            return super()._sock_send(buf)
+        except BlockingIOError:
+            raise
+        except OSError:
+            with suppress(OSError):  # TLS 1.3 refuses a certificate after our handshake is over: hear why
+                self._sock_recv(1)
+            raise
 
 
 def new_client(config: BrokerConfig, client_id: str, will: Will | None, tls: ssl.SSLContext | None) -> Client:
@@ -112,20 +143,53 @@ def new_client(config: BrokerConfig, client_id: str, will: Will | None, tls: ssl
     return client
 
 
+def private_id(config: BrokerConfig, name: str) -> str:
+    """The client id that `name` has with this configuration: its own, else `name`, and with a key of its own behind it
+    what nobody without that key can guess. mosquitto ends a connection when another one takes its id, whoever that is.
+
+    Raises ConfigError for a key that cannot be read.
+    """
+    if config.client_id is not None:
+        return config.client_id
+    if config.tls is None or config.tls.key is None:
+        return name
+    try:
+        key = config.tls.key.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read key {config.tls.key}: {_words(error)}", where="[broker.tls]") from None
+    return f"{name}-{hmac.new(key, name.encode(), 'sha256').hexdigest()[:16]}"
+
+
 def password(config: BrokerConfig) -> str | None:
     """The first line of the password file, read anew for each connection so that a changed one is taken up.
 
     Raises ConfigError when the file cannot be read.
     """
-    if config.password_file is None:
-        return None
+    return None if config.password_file is None else _first_line(config.password_file, "password_file")
+
+
+def share(config: BrokerConfig) -> str:
+    """The first line of the share file, "" without one. Raises ConfigError when it cannot be read or is no name."""
+    if config.share_file is None:
+        return ""
     try:
-        return config.password_file.read_text(encoding="utf-8").split("\n", 1)[0].rstrip("\r")
+        return check_name(_first_line(config.share_file, "share_file"), "secret")
+    except WireError:  # its text would tell the secret
+        raise ConfigError(
+            f"the first line of share_file {config.share_file} is not 1 to 64 letters, digits, `-` or `_`",
+            where="[broker]",
+            remedy="Take the file `share` that `python -m tools.provision issue verifier` wrote.",
+        ) from None
+
+
+def _first_line(path: Path, key: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8").split("\n", 1)[0].rstrip("\r")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"cannot read password_file {config.password_file}: {_words(error)}",
+            f"cannot read {key} {path}: {_words(error)}",
             where="[broker]",
-            remedy="Name a readable file with the password in its first line.",
+            remedy="Name a readable file with the secret in its first line.",
         ) from None
 
 
@@ -155,8 +219,17 @@ def remedy(reason: ReasonCode) -> str:
 def explain(error: OSError) -> tuple[str, str]:
     """(what, remedy) for a connection that could not be made."""
     if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code in (NOT_YET_VALID, EXPIRED):
+            return (
+                f"TLS: the broker's {error.verify_message}",
+                f"This machine's clock says {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC: set it if that is "
+                "wrong, else renew the broker's certificate.",
+            )
         return f"TLS: {error.verify_message}", "Check `ca` in [broker.tls], and that `host` is the certificate's name."
     if isinstance(error, ssl.SSLError):
+        for name, (what, remedy) in ALERTS.items():
+            if (error.reason or "").endswith(f"_ALERT_{name}"):
+                return f"TLS: the broker {what}", remedy
         return f"TLS: {_words(error)}", "Check that the port is the broker's TLS port, and [broker.tls]."
     if isinstance(error, socket.gaierror):
         return f"no such host: {_words(error)}", "Check `host` in [broker], and the name server."

@@ -58,6 +58,8 @@ class BrokerConfig(Section, frozen=True):
     that is full. When one overflows, its oldest message is dropped.
     topic_aliases: topics that the broker may shorten in what it sends; 0 where it cannot be trusted with that, as
     rumqttd, which binds an alias to a subscription with wildcards, so that messages arrive under each other's topics.
+    share_file: for verifiers; its first line is the secret in the name of the subscription that they share, the same
+    for all (docs/provisioning.md).
     """
 
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
@@ -74,6 +76,7 @@ class BrokerConfig(Section, frozen=True):
     max_queued_bytes: Annotated[int, Meta(ge=1024)] = 8 << 20
     backlog_bytes: Annotated[int, Meta(ge=1024)] = 128 << 10
     topic_aliases: Annotated[int, Meta(ge=0, le=65535)] = 0
+    share_file: Path | None = None
 
     def __post_init__(self) -> None:
         if self.password_file is not None and self.username is None:

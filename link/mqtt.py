@@ -22,7 +22,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from link.aliases import AliasedTopics, Aliases
 from link.backoff import Backoff
-from link.client import Client, Will, explain, new_client, password, remedy, tls_context
+from link.client import Client, Will, explain, new_client, password, private_id, remedy, tls_context
 from link.config import BrokerConfig
 from link.outbox import EXPIRED, PACKET_TOO_LARGE, QUOTA_EXCEEDED, Message, Queue, Retained, Window
 from link.packets import publish_packet
@@ -80,9 +80,10 @@ class MqttLink:
         subscriptions: Iterable[tuple[str, int]] = (),
         will: Will | None = None,
     ) -> None:
-        self._config, self._client_id, self._will = config, config.client_id or client_id, will
+        self._config, self._will = config, will
         self._on_message, self._on_state, self._on_puback = on_message, on_state, on_puback
         self._tls = tls_context(config)
+        self._client_id = private_id(config, client_id)
         password(config)
         self.failure: LinkError | None = None
         self.turned_at = inf
@@ -373,6 +374,8 @@ class MqttLink:
         self.turned_at = time.monotonic() + CONNECTING_S
         client.reconnect()  # blocks this thread alone: nobody else has the client yet
         sock: Any = client.socket()
+        if sock is None:  # refused before anything was said
+            return self._ended(client)
         with self._lock:
             self._client = client
         answer_by = time.monotonic() + self._config.connect_timeout_s
@@ -389,6 +392,11 @@ class MqttLink:
                 self._dispatch()
         if self._goodbye:
             return None
+        return self._ended(client)
+
+    def _ended(self, client: Client) -> LinkError:
+        if client.alert is not None:
+            return self._failure(*explain(client.alert))
         return self._lost or self._failure("connection lost", "Trying again.")
 
     def _turn(self, client: Client, sock: Any, selector: selectors.BaseSelector) -> None:

@@ -73,9 +73,12 @@ def verifier_state_topic(verifier: str) -> str:
     return f"{PREFIX}/{VERIFIERS}/{verifier}/state"
 
 
-def shared_open_filter(target: str) -> str:
-    """The shared subscription of all verifiers of one target."""
-    return f"$share/{target}/{open_topic('+', target)}"
+def shared_open_filter(target: str, secret: str = "") -> str:
+    """The shared subscription of all verifiers of one target. secret: part of its name, where a broker would deal opens
+    to anybody who knew the name.
+    """
+    group = f"{target}-{secret}" if secret else target
+    return f"$share/{group}/{open_topic('+', target)}"
 
 
 @lru_cache(maxsize=4096)
