@@ -17,6 +17,11 @@ class Advice:
         self.rows: int | None = None
         self._kept = 0
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the next update looks at the rates, and does not only count."""
+        return self.rows is None or self._kept == DWELL - 1
+
     def update(self, rates: Rates, price: float, most: int) -> int:
         """rates: how the session's guesses fare; price: the chance that a row needs to be worth a step's time."""
         if self.rows is None:

@@ -55,11 +55,19 @@ class Experience:
         self.queue_s += QUEUE_GAIN * (mean_s - self.queue_s)
         return mean_s
 
+    def priced(self, step: Step) -> None:
+        """A step is planned: what a row in it must be worth."""
+        if step.roots:
+            self._price += PRICE_GAIN * (step.price - self._price)
+
+    def timed(self, outcome: Outcome) -> None:
+        """A step is over."""
+        if outcome.accepted:
+            self._step_s.append(outcome.seconds)
+
     def learn(self, step: Step, outcome: Outcome, ledgers: Mapping[int, Ledger], tenants: Tenants) -> None:
         """What a step took and gave, for the next ones."""
         cost = self.cost
-        if outcome.accepted:
-            self._step_s.append(outcome.seconds)
         if outcome.failed or outcome.rows != step.roots + step.drafts + step.prefill:
             return  # the engine did something else than was planned
         cost.learn(step.roots + step.drafts, outcome.seconds, step.context, step.prefill)
@@ -67,7 +75,6 @@ class Experience:
             return
         plain_s = cost.seconds(step.roots, step.context, step.prefill)
         _guard(step, outcome, plain_s, ledgers, tenants)
-        self._price += PRICE_GAIN * (step.price - self._price)
         alone_s = cost.seconds(1)
         all_s = cost.seconds(step.due, step.context, step.prefill)
         self.crowded = all_s > (CALM if self.crowded else CROWDED) * alone_s

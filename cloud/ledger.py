@@ -159,7 +159,7 @@ class Ledger:
         before = prefix_hashes(owner_hash(self.session, self.verifier, self.epoch), self.text)
         self.hashes = before[self.prompt_len :]
         self.tree = DraftTree(self.text[-1], len(self.text), self.hashes[-1])
-        self._decided: tuple[Node, Sequence[int]] = self.tree.root, ()
+        self._decided: tuple[Node, Sequence[int]] | None = None
         self.device_has = len(opened.ids)
         self.seq = 0
         self.spoke = False
@@ -247,11 +247,11 @@ class Ledger:
         self._retry_early()
         return base, guessed
 
-    def learn(self, price: float) -> None:
-        """Judge the guesses that the latest commit has decided, also those that had no row in the step. price: the
-        chance that a row needs to be welcome from now on.
-        """
-        node, ids = self._decided
+    def learn(self) -> None:
+        """Judge the guesses that the latest commit has decided, also those that had no row in the step; once."""
+        if self._decided is None:
+            return
+        (node, ids), self._decided = self._decided, None
         if not node.children:
             self.acceptance.age()
         for depth, id in enumerate(ids):
@@ -261,7 +261,6 @@ class Ledger:
             if id not in node.children:
                 break
             node = node.children[id]
-        self._advice.update(self.acceptance, price, self.limits.draft_rows)
 
     def opened(self, now: float, step_us: int) -> Opened:
         """The answer to the session's open, as often as it is asked."""
@@ -272,11 +271,15 @@ class Ledger:
             self.session, self.epoch, self.verifier, self.handle, self.frontier, self.limits, step_us, patience
         )
 
-    def news(self, base: int, now: float, step_us: int = 0) -> Commit:
+    def news(self, base: int, now: float, step_us: int = 0, price: float | None = None) -> Commit:
         """Everything committed from `base` on, with what is held, and time and advice where they have changed.
 
-        step_us: 0 where nothing is to be said of it.
+        step_us: 0 where nothing is to be said of it; price: the chance that a row needs to be welcome.
         """
+        if price is not None:
+            if self._advice.is_due:
+                self.learn()
+            self._advice.update(self.acceptance, price, self.limits.draft_rows)
         hash = self.hash_at(base)
         assert hash is not None
         self.told_at = now

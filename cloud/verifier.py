@@ -268,6 +268,7 @@ class Verifier:
         )
         if step.work:
             self._planned = step
+            experience.priced(step)
             drawing = [self._by_key[work.key] for work in step.work if work.rows == self.engine.pending(work.key)]
             waiting = [ledger for ledger in self._by_key.values() if self.residency.waits(ledger)]
             self._queue_s = experience.queued(drawing, waiting, now)
@@ -284,13 +285,14 @@ class Verifier:
         """
         self.tally.steps += 1
         self.tally.rows += outcome.rows
-        step_us = self.experience.step_us
+        self.experience.timed(outcome)
+        step_us, welcome = self.experience.step_us, self.experience.welcome
         for done, (key, ids) in enumerate(outcome.accepted.items(), 1):
             ledger = self._by_key[key]
             base, guessed = ledger.commit(ids, now)
             self.tally.committed += ledger.frontier - base
             self.tally.guessed += guessed
-            self._say(ledger, ledger.news(base, now, step_us))
+            self._say(ledger, ledger.news(base, now, step_us, welcome))
             if done % PART == 0:
                 yield
         yield
@@ -386,7 +388,6 @@ class Verifier:
         """What a step says of guesses and prices, and who had which rows, and so how much of its time."""
         ledgers = {work.key: self._by_key[work.key] for work in self._planned.work if work.key in self._by_key}
         self.experience.learn(self._planned, outcome, ledgers, self.tenants)
-        welcome = self.experience.welcome
         row_s = outcome.seconds / max(1, outcome.rows)
         for work in self._planned.work:
             ledger = ledgers.get(work.key)
@@ -397,7 +398,7 @@ class Verifier:
                 self.tenants[ledger.tenant].charge(rows, now)
         for key in outcome.accepted:
             ledger = self._by_key[key]
-            ledger.learn(welcome)
+            ledger.learn()
             if ledger.finish:
                 self._release(ledger)
 

@@ -193,8 +193,7 @@ def test_a_device_with_another_text_is_noticed():
 def test_news_tell_time_and_advice_only_when_they_change():
     session = ledger()
     session.commit([1], 0.0)
-    session.learn(0.0)
-    told = session.news(3, 0.0, 60_000)
+    told = session.news(3, 0.0, 60_000, price=0.0)
     assert told.step_us == 60_000 and told.advice > 0
     for step_us in (61_000, 0):
         again = session.news(3, 0.0, step_us)

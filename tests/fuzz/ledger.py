@@ -140,10 +140,10 @@ class CheckedLedger:
                 break
         assert 0 <= guessed <= len(self.facts) - base
         assert all((base + i, self.hashes[base + i + 1]) in self.claimed for i in range(guessed))
-        news = self.ledger.news(base, self.now, 60_000)
+        news = self.ledger.news(base, self.now, 60_000, price)
         assert (list(news.ids), news.hash) == (self.facts[base:], self.hashes[base])
         assert news.held == len(self.ledger.tree) and decode(encode(news)) == news
-        self.ledger.learn(price)
+        self.ledger.learn()
         self.check()
 
     def evict(self) -> None:
