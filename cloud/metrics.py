@@ -23,7 +23,7 @@ from cloud.ledger import Ledger
 from cloud.meter import Meter
 from cloud.scheduler import Step
 from cloud.usage import Observer, Usage
-from link.mqtt import Counters
+from link.counters import Counters
 from protocol.messages import ErrorCode
 from protocol.topics import tenant_of
 

@@ -122,17 +122,22 @@ class Scheduler:
         work, drawing = self._prefill(prefills, room, tenants)
         prefill = sum(one.rows for one in work) - drawing
         budget = limit - len(roots) - prefill - drawing
-        choice = choose(roots, budget, cost, context, prefill, drawing)
-        freely = choice
+        freely = choice = choose(roots, budget, cost, context, prefill, drawing)
         if len({ledger.tenant for ledger in roots}) > 1:
             roots, choice = share_out(roots, choice, budget, cost, prefill, drawing, tenants)
             context = sum(ledger.frontier for ledger in roots)
         order = _guarded(roots, choice.order, tenants)
         chosen = Choice(order, choice.tokens, 0.0).by_root()
         work.extend(rows_of(ledger, nodes) for ledger, nodes in zip(roots, chosen, strict=True))
-        due_rows = len(due) + drawing
         return Step(
-            work, len(roots) + drawing, len(order), prefill, context, choice.price, due_rows, choice is not freely
+            work,
+            roots=len(roots) + drawing,
+            drafts=len(order),
+            prefill=prefill,
+            context=context,
+            price=choice.price,
+            due=len(due) + drawing,
+            shared=choice is not freely,
         )
 
     def _prefill(self, prefills: list[tuple[Ledger, int, bool]], room: int, tenants: Tenants) -> tuple[list[Work], int]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import re
 import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -24,8 +23,9 @@ from link.aliases import AliasedTopics, Aliases
 from link.backoff import Backoff
 from link.client import Client, Will, explain, new_client, password, private_id, remedy, tls_context
 from link.config import BrokerConfig
+from link.counters import Counters
 from link.outbox import EXPIRED, PACKET_TOO_LARGE, QUOTA_EXCEEDED, Message, Queue, Retained, Window
-from link.packets import publish_packet
+from link.packets import check_topic, publish_packet
 from protocol.errors import ConfigError, LinkError, WireError
 
 log = logging.getLogger(__name__)
@@ -34,24 +34,8 @@ GOODBYE_S = 0.5  # for the last packet, after what `close` allows for the queue
 READ_AT_ONCE = 64
 WRITE_AT_ONCE = 8 << 10  # bytes of messages at QoS 0: what the socket does not take of them can no longer be dropped
 WIDEST = 4  # bytes of a character in UTF-8
-NO_WILDCARDS = re.compile(r"[^+#\0]*").fullmatch
 TICK_S = 0.5  # keepalive and refresh are looked at this often
 CONNECTING_S = 180.0  # name servers and addresses are tried one after the other, and each has its time
-
-
-@dataclass(slots=True)
-class Counters:
-    """Messages, and payload bytes. dropped: for want of a connection or of room in a queue; refused: too large."""
-
-    sent: int = 0
-    received: int = 0
-    acknowledged: int = 0
-    dropped: int = 0
-    expired: int = 0
-    refused: int = 0
-    connects: int = 0
-    bytes_sent: int = 0
-    bytes_received: int = 0
 
 
 class MqttLink:
@@ -144,7 +128,7 @@ class MqttLink:
         broker is told of expiry_s only where it may keep the message: at QoS 1, or retained.
         Raises WireError for a topic that cannot be published to.
         """
-        message = Message(_checked(topic), payload, qos, retain, expiry_s, time.monotonic())
+        message = Message(check_topic(topic), payload, qos, retain, expiry_s, time.monotonic())
         with self._lock:
             taken = self._take(message)
             if taken:
@@ -157,7 +141,7 @@ class MqttLink:
         Returns how many were dropped. Raises WireError for a topic that cannot be published to, before any is sent.
         """
         for topic, _ in messages:
-            _checked(topic)
+            check_topic(topic)
         with self._lock:
             written = self._write(messages)
             now, num_dropped = time.monotonic(), 0
@@ -515,9 +499,3 @@ class MqttLink:
         if message is not None:
             self._counters.acknowledged += 1
             self._notify(self._on_puback, message.topic, reason.value)
-
-
-def _checked(topic: str) -> str:
-    if not topic or len(topic) > 65535 or not NO_WILDCARDS(topic):
-        raise WireError(f"cannot publish to topic {topic!r}", where="link")
-    return topic

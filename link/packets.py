@@ -5,9 +5,21 @@ paho-mqtt builds properties, a reason code and a handle for each message, which 
 
 from __future__ import annotations
 
+import re
+
+from protocol.errors import WireError
+
 PUBLISH, RETAIN, QOS = 0x30, 0x01, 0x06
 MESSAGE_EXPIRY, TOPIC_ALIAS = b"\x02", 0x23  # properties: MQTT 5, 2.2.2.2
+NO_WILDCARDS = re.compile(r"[^+#\0]*").fullmatch
 ALIAS_ALONE = 3  # bytes of the properties when there is a topic alias and nothing else
+
+
+def check_topic(topic: str) -> str:
+    """The topic. Raises WireError for one that cannot be published to."""
+    if not topic or len(topic) > 65535 or not NO_WILDCARDS(topic):
+        raise WireError(f"cannot publish to topic {topic!r}", where="link")
+    return topic
 
 
 def publish_packet(

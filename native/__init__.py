@@ -10,8 +10,10 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +45,19 @@ def load(name: str) -> ctypes.CDLL | None:
         told = getattr(error, "stderr", None) or error
         log.warning("%s.c cannot be built, the slower way in Python does the same: %s", name, told)
         return None
+
+
+def function(library: str, name: str, *arguments: Any) -> Callable[..., None] | None:
+    """A function of `<library>.c` that takes these and returns nothing; None where there is no such library.
+
+    Raises AttributeError for a name that is not in it.
+    """
+    loaded = load(library)
+    if loaded is None:
+        return None
+    found = loaded[name]  # one of its own at each call, so that its types are nobody else's
+    found.argtypes, found.restype = arguments, None
+    return found
 
 
 def _cache() -> Path:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 
 import torch
 from torch.nn import functional as F
 
-from native import load
+from native import function
 
 
 class Torch:
@@ -32,12 +33,8 @@ class Torch:
 class Native:
     """Dense float32 rows, in one call of a library each."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        pointer, number = ctypes.c_void_p, ctypes.c_int64
-        self._norm, self._rotate = library.elementwise_norm, library.elementwise_rotate
-        self._norm.argtypes = (pointer, pointer, pointer, number, number, ctypes.c_float)
-        self._rotate.argtypes = (pointer, pointer, pointer, number, number, number, number)
-        self._norm.restype = self._rotate.restype = None
+    def __init__(self, norm: Callable[..., None], rotate: Callable[..., None]) -> None:
+        self._norm, self._rotate = norm, rotate
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         x = x.contiguous()
@@ -54,8 +51,10 @@ class Native:
 @cache
 def native() -> Native | None:
     """The library, where it can be had."""
-    library = load("elementwise")
-    return None if library is None else Native(library)
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    norm = function("elementwise", "elementwise_norm", pointer, pointer, pointer, number, number, ctypes.c_float)
+    rotate = function("elementwise", "elementwise_rotate", pointer, pointer, pointer, number, number, number, number)
+    return None if norm is None or rotate is None else Native(norm, rotate)
 
 
 def quickest(dtype: torch.dtype, exact: bool) -> Torch | Native:

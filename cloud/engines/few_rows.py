@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 
-from cloud.engines.threads import run_in_parallel
-from native import load
+from cloud.engines import threads
 
 if TYPE_CHECKING:
     from cloud.engines.ragged import Span
@@ -71,15 +70,15 @@ class FewRows:
         job.query, job.key, job.value, job.out = query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr()
         job.query_row, job.key_row, job.value_row = query.stride(0), key.stride(0), value.stride(0)
         job.scale = width**-0.5 if scale is None else scale
-        library = _library()
-        assert library is not None
-        library.attention_run(ctypes.byref(job), run_in_parallel(), torch.get_num_threads())
+        work = _work()
+        assert work is not None
+        threads.run(work, job)
         return out
 
 
 def rows_at_once(dtype: torch.dtype, groups: int, width: int) -> int:
     """Up to how many rows a span may have here; 0 where the library is not to be had, or not for such a model."""
-    if dtype != torch.float32 or groups > QUERIES or width > WIDTH or _library() is None:
+    if dtype != torch.float32 or groups > QUERIES or width > WIDTH or _work() is None:
         return 0
     return min(ROWS, QUERIES // groups)
 
@@ -99,9 +98,5 @@ def _side_by_side(rows: torch.Tensor) -> torch.Tensor:
 
 
 @cache
-def _library() -> ctypes.CDLL | None:
-    library = load("attention")
-    if library is not None:
-        library.attention_run.argtypes = (ctypes.POINTER(_Job), ctypes.c_void_p, ctypes.c_uint)
-        library.attention_run.restype = None
-    return library
+def _work() -> Callable[..., None] | None:
+    return threads.job_function("attention", "attention_run", _Job)

@@ -165,11 +165,11 @@ def _whole(directory: Path, dtype: torch.dtype) -> tuple[nn.Module, Any]:
 def prepare(model: nn.Module, numerics: Numerics) -> None:
     """Give the model its kernels. Weights leave the file's memory map, which slows every pass down."""
     tile = numerics.row_tile
-    layers = [module for module in model.modules() if type(module) is nn.Linear and has_panels(module.weight.dtype)]
-    arena = Arena(sum(Arena.room(panels_shape(layer), layer.weight.dtype) for layer in layers))
+    in_panels = {m for m in model.modules() if type(m) is nn.Linear and has_panels(m.weight.dtype)}
+    arena = Arena(sum(Arena.room(panels_shape(layer), layer.weight.dtype) for layer in in_panels))
 
     def kernel(module: nn.Module) -> nn.Module | None:
-        if type(module) is nn.Linear and has_panels(module.weight.dtype):
+        if module in in_panels:
             return PanelLinear(module, arena)
         if type(module) is nn.Linear:
             return TiledLinear(module, tile) if numerics.exact else PackedLinear(module, tile)
@@ -179,8 +179,8 @@ def prepare(model: nn.Module, numerics: Numerics) -> None:
 
     with torch.inference_mode():
         made = replace_modules(model, kernel)
-        copied = {id(module.weight) for module in made if isinstance(module, PanelLinear | PackedLinear)}
+        in_arena = {id(module.weight) for module in made if isinstance(module, PanelLinear)}
         for parameter in model.parameters():
-            if id(parameter) not in copied:
+            if id(parameter) not in in_arena:
                 parameter.data = parameter.data.clone()
         find_spans([module for module in made if isinstance(module, TiledLinear)])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 
 import torch
 from torch import nn
 
+from cloud.engines import threads
 from cloud.engines.huge_pages import Arena
-from cloud.engines.threads import run_in_parallel
-from native import load
 
 PANEL = 32  # outputs side by side in the source's layout
 
@@ -45,15 +45,15 @@ class PanelLinear(nn.Module):
         bias = None if self.bias is None else self.bias.data_ptr()
         sizes = len(rows), self.in_features, self.out_features, rows.stride(0)
         job = _Job(rows.data_ptr(), self.weight.data_ptr(), bias, y.data_ptr(), *sizes)
-        library = _library()
-        assert library is not None
-        library.product_run(ctypes.byref(job), run_in_parallel(), torch.get_num_threads())
+        work = _work()
+        assert work is not None
+        threads.run(work, job)
         return y
 
 
 def has_panels(dtype: torch.dtype) -> bool:
-    """Whether there are such layers here: where torch's threads are others than libgomp's, one alone would be slow."""
-    return dtype == torch.float32 and run_in_parallel() is not None and _library() is not None
+    """Whether there are such layers here: on one thread alone they would be slow."""
+    return dtype == torch.float32 and threads.are_shared() and _work() is not None
 
 
 def panels_shape(linear: nn.Linear) -> tuple[int, int, int]:
@@ -62,9 +62,5 @@ def panels_shape(linear: nn.Linear) -> tuple[int, int, int]:
 
 
 @cache
-def _library() -> ctypes.CDLL | None:
-    library = load("product")
-    if library is not None:
-        library.product_run.argtypes = (ctypes.POINTER(_Job), ctypes.c_void_p, ctypes.c_uint)
-        library.product_run.restype = None
-    return library
+def _work() -> Callable[..., None] | None:
+    return threads.job_function("product", "product_run", _Job)

@@ -1,4 +1,4 @@
-"""When certificates hold, read without any library for them."""
+"""When certificates hold, and whether anybody keeps the clock."""
 
 from __future__ import annotations
 
