@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import stat
 import subprocess
@@ -59,16 +60,19 @@ def name_of(table: dict[str, int], number: int) -> str:
 
 
 def probe(root: str) -> dict[str, Any]:
-    """The board's interpreter, architecture, and whether the service's user is there."""
+    """The board's interpreter, architecture and C library, and whether the service's user is there."""
     users = names(root, "passwd")
     found = {"user": USER in users, "root": os.geteuid() == 0}
     if root == "/":
-        return dict(found, python=list(sys.version_info[:2]), machine=platform.machine())
+        here = platform.machine()
+        return dict(found, python=list(sys.version_info[:2]), machine=here, glibc=glibc(root, here))
     folder = inside(root, "/usr/bin/python3")
     version = os.path.basename(os.readlink(folder)) if os.path.islink(folder) else ""
     digits = version[len("python") :].split(".")
     known = len(digits) == 2 and all(digit.isdigit() for digit in digits)
-    return dict(found, python=[int(digit) for digit in digits] if known else None, machine=machine(root, version))
+    built_for = machine(root, version)
+    python = [int(digit) for digit in digits] if known else None
+    return dict(found, python=python, machine=built_for, glibc=glibc(root, built_for))
 
 
 def machine(root: str, interpreter: str) -> str | None:
@@ -80,6 +84,16 @@ def machine(root: str, interpreter: str) -> str | None:
         return None
     known = {183: "aarch64", 62: "x86_64"}
     return known.get(int.from_bytes(head[18:20], "little")) if head[:4] == b"\x7fELF" else None
+
+
+def glibc(root: str, machine: str | None) -> list[int] | None:
+    """The version of the C library, from what it says of itself; None where it cannot be told."""
+    try:
+        with open(inside(root, "/lib/" + str(machine) + "-linux-gnu/libc.so.6"), "rb") as file:
+            said = re.search(rb"stable release version (\d+)\.(\d+)", file.read())
+    except OSError:
+        return None
+    return [int(said.group(1)), int(said.group(2))] if said else None
 
 
 def facts(root: str) -> dict[str, Any]:

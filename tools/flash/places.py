@@ -13,21 +13,39 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from protocol.errors import LinkError, OutriderError
+from protocol.errors import ConfigError, LinkError, OutriderError
 from tools.flash import agent
 from tools.flash.plan import Item
 
 SSH_FAILED = 255  # its own exit status, apart from the command's
+CANNOT_RUN = 126  # what `chroot` ends with where the kernel does not take the program
+ENTER = Path(__file__).with_name("enter.sh")
+NAMESPACES = ["unshare", "--mount", "--propagation", "slave", "--pid", "--fork", "--kill-child"]
+
+
+class CommandError(OutriderError):
+    """A command on the board, or in its root, that failed; exits with EX_OSERR."""
+
+    exit_code = 71
 
 
 class Place:
-    """One board to be. name: for a person; command: what runs Python there with such arguments; root: its root file
-    system, as Python sees it there; running: whether it can start a service now.
+    """One board to be. name: for a person; command: what runs Python there with such arguments, where the agent is to
+    work; enter: what runs a command of the board's own, as one of its users; root: its root file system, as Python sees
+    it there; running: whether it can start a service now.
     """
 
-    def __init__(self, name: str, command: Callable[[list[str]], list[str]], root: str, *, running: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Callable[[list[str]], list[str]],
+        enter: Callable[[list[str], str], list[str]],
+        root: str,
+        *,
+        running: bool,
+    ) -> None:
         self.name, self.running = name, running
-        self._command, self._root = command, root
+        self._command, self._enter, self._root = command, enter, root
 
     def probe(self) -> dict[str, Any]:
         return self._ask("probe")
@@ -42,6 +60,32 @@ class Place:
 
     def start(self) -> None:
         self._ask("start")
+
+    def run(self, command: list[str], *, user: str = "root", stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        """A command of the board's own. Raises LinkError where ssh fails, ConfigError where this machine cannot run
+        programs of that root, or may not enter it.
+        """
+        done = subprocess.run(self._enter(command, user), input=stdin, capture_output=True)
+        what = _last(done.stderr) or f"ended with {done.returncode}"
+        if done.returncode == SSH_FAILED:
+            raise LinkError(what, where=self.name, remedy=REACH)
+        if done.returncode == CANNOT_RUN:
+            raise ConfigError(
+                f"its programs do not run on this machine: {what}",
+                where=self.name,
+                remedy="Install `qemu-user-static`, or do on the running board, with --ssh, what has to run there.",
+            )
+        if done.returncode and what.startswith("unshare:"):
+            raise ConfigError(what, where=self.name, remedy="Run it as root.")
+        return done
+
+    def must(self, command: list[str], *, user: str = "root", stdin: bytes = b"") -> bytes:
+        """What a command says that has to end well. Raises CommandError too."""
+        done = self.run(command, user=user, stdin=stdin)
+        if done.returncode:
+            what = _last(done.stderr) or f"`{command[0]}` ended with {done.returncode}"
+            raise CommandError(what, where=self.name)
+        return done.stdout
 
     def _ask(self, verb: str, feed: Callable[[IO[bytes]], object] = lambda stdin: None) -> dict[str, Any]:
         """Run the agent. Raises LinkError where ssh fails, OutriderError where the agent does."""
@@ -58,11 +102,18 @@ class Place:
         if process.returncode == 0:
             found: dict[str, Any] = json.loads(said)
             return found
-        words = errors.decode(errors="replace").strip().splitlines()
-        what = words[-1] if words else f"ended with {process.returncode}"
+        what = _last(errors) or f"ended with {process.returncode}"
         if process.returncode == SSH_FAILED:
-            raise LinkError(what, where=self.name, remedy="Check that `ssh` reaches it without a password.")
+            raise LinkError(what, where=self.name, remedy=REACH)
         raise OutriderError(what, where=self.name, remedy=_remedy(what))
+
+
+REACH = "Check that `ssh` reaches it without a password."
+
+
+def _last(said: bytes) -> str:
+    """The last line, which says what ended it."""
+    return next(reversed(said.decode(errors="replace").strip().splitlines()), "")
 
 
 def _remedy(what: str) -> str:
@@ -76,23 +127,27 @@ def _remedy(what: str) -> str:
 def image(folder: Path) -> Place:
     """A mounted root file system."""
     root = str(folder.resolve())
-    return Place(f"the image at {root}", lambda arguments: [sys.executable, *arguments], root, running=False)
+
+    def enter(command: list[str], user: str) -> list[str]:
+        return [*NAMESPACES, "sh", str(ENTER), root, f"{user}:{user}", *command]
+
+    return Place(f"the image at {root}", lambda arguments: [sys.executable, *arguments], enter, root, running=False)
 
 
 def over_ssh(host: str, ssh: str = "ssh", root: str = "/") -> Place:
     """A running board. ssh: the command, with options of its own; root: the board's, where it is not the machine's."""
 
-    def command(arguments: list[str]) -> list[str]:
-        python = shlex.join(["python3", *arguments])
-        return [
-            *shlex.split(ssh),
-            "-o",
-            "BatchMode=yes",
-            host,
-            f'if [ "$(id -u)" = 0 ]; then exec {python}; else exec sudo -n {python}; fi',
-        ]
+    def remote(by_root: list[str], by_others: list[str]) -> list[str]:
+        script = f'if [ "$(id -u)" = 0 ]; then exec {shlex.join(by_root)}; else exec {shlex.join(by_others)}; fi'
+        return [*shlex.split(ssh), "-o", "BatchMode=yes", host, script]
 
-    return Place(host, command, root, running=root == "/")
+    def command(arguments: list[str]) -> list[str]:
+        return remote(["python3", *arguments], ["sudo", "-n", "python3", *arguments])
+
+    def enter(command: list[str], user: str) -> list[str]:
+        return remote(["runuser", "-u", user, "--", *command], ["sudo", "-n", "-u", user, "--", *command])
+
+    return Place(host, command, enter, root, running=root == "/")
 
 
 def pack(items: Iterable[Item], removed: list[str], out: IO[bytes]) -> None:

@@ -18,7 +18,10 @@ SYSTEM = "/etc/systemd/system"
 ETC = "/etc/outrider"
 TLS = f"{ETC}/tls"
 PROGRAM = "/opt/outrider"
+COMMAND = f"{PROGRAM}/bin/outrider-edge"
+IN_PATH = "/usr/local/bin/outrider-edge"
 STATE = "/var/lib/outrider"
+IDENTITY = f"{STATE}/identity"
 MODEL = f"{STATE}/models/drafter"
 
 LAUNCHER = """\
@@ -27,6 +30,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
+sys.dont_write_bytecode = sys.pycache_prefix is None  # the service has a place for it, others leave the program as it is
 from edge.cli import main
 
 main(prog_name="outrider-edge")
@@ -94,11 +98,12 @@ class Plan:
 
 
 def service(drop_ins: Iterable[str]) -> Plan:
-    """The unit, enabled, and drop-ins beside it; those that are there already stay. And the two folders it lives in."""
+    """The unit, enabled, and drop-ins beside it; those that are there already stay. And the folders it lives in."""
     folder = f"{SYSTEM}/{UNIT}.d"
     items = [
         Item(ETC, 0o755),
         Item(STATE, 0o750, f"{USER}:{USER}"),
+        Item(IDENTITY, 0o700, f"{USER}:{USER}"),
         Item(f"{SYSTEM}/{UNIT}", 0o644, source=UNITS / UNIT),
         Item(f"{SYSTEM}/multi-user.target.wants/{UNIT}", 0o777, link=f"{SYSTEM}/{UNIT}"),
         *(Item(f"{folder}/{name}.conf", 0o644, source=UNITS / f"{name}.conf") for name in drop_ins),
@@ -153,12 +158,13 @@ def model(folder: Path, to: str) -> Plan:
 
 
 def program(unpacked: Path, python: tuple[int, int]) -> Plan:
-    """Unpacked wheels and what starts them. python: the board's version, which they are for."""
+    """Unpacked wheels and what starts them, by hand too. python: the board's version, which they are for."""
     launcher = LAUNCHER.format(version=".".join(map(str, python))).encode()
     items = [
         Item(PROGRAM, 0o755),
         Item(f"{PROGRAM}/bin", 0o755),
-        Item(f"{PROGRAM}/bin/outrider-edge", 0o755, source=launcher),
+        Item(COMMAND, 0o755, source=launcher),
+        Item(IN_PATH, 0o777, link=COMMAND),
     ]
     return Plan([*items, *tree(unpacked, f"{PROGRAM}/lib", "root:root")], [f"{PROGRAM}/lib"])
 

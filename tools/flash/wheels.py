@@ -1,38 +1,110 @@
-"""Wheels into a folder of modules, for a board of any architecture, offline and without running any of them."""
+"""Wheels for a board of any architecture: gathered where there is a network, unpacked offline, never run here."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
-from protocol.errors import ModelError
+import click
+
+from link.config import read_toml
+from protocol.errors import ModelError, OutriderError
+from tools.models import ROOT
 
 PACKAGE = "outrider[edge]"
 OLDEST_GLIBC, NEWEST_GLIBC = 17, 45  # of `manylinux_2_N`
+SOURCES = ("pyproject.toml", "README.md", "LICENSE")  # beside the packages
 
 
-def platforms(machine: str) -> list[str]:
-    """Tags of wheels that a board may take. Which glibc it has is for who gathered the wheels to know."""
-    tags = [f"manylinux_2_{minor}_{machine}" for minor in range(NEWEST_GLIBC, OLDEST_GLIBC - 1, -1)]
+def platforms(machine: str, glibc: tuple[int, int] | None = None) -> list[str]:
+    """Tags of wheels that a board may take, newest first. glibc: the board's; any where it is not known."""
+    newest = NEWEST_GLIBC if glibc is None else glibc[1]
+    tags = [f"manylinux_2_{minor}_{machine}" for minor in range(newest, OLDEST_GLIBC - 1, -1)]
     return [*tags, f"manylinux2014_{machine}", f"linux_{machine}"]
 
 
-def unpack(wheels: Path, out: Path, python: tuple[int, int], machine: str) -> Path:
+def gather(out: Path, python: tuple[int, int], machine: str, glibc: tuple[int, int] | None = None) -> Path:
+    """This checkout's wheel and all that it needs on a board, from pip's index. Raises ModelError where one is not to
+    be had.
+    """
+    with tempfile.TemporaryDirectory(prefix="outrider-wheel-") as folder:
+        source = _copy(Path(folder, "source"))
+        _pip(["wheel", "--no-deps", "--wheel-dir", folder, str(source)], "building")
+        (built,) = Path(folder).glob("*.whl")
+        out.mkdir(parents=True, exist_ok=True)
+        ours = out / built.name
+        shutil.copyfile(built, ours)
+    # The file itself, not its name: an index may have another project of this name.
+    wanted = ["download", "--dest", str(out), *_target(python, machine, glibc), f"{ours}[edge]"]
+    _pip(wanted, f"wheels for Python {_version(python)} on {machine}")
+    return out
+
+
+def unpack(
+    wheels: Path, out: Path, python: tuple[int, int], machine: str, glibc: tuple[int, int] | None = None
+) -> Path:
     """The project and all it needs on a board, from a folder of wheels. Raises ModelError where one is missing."""
-    version = ".".join(map(str, python))
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
-    command += ["--no-index", "--find-links", str(wheels), "--target", str(out), "--no-compile"]
-    command += ["--only-binary=:all:", "--implementation", "cp", "--python-version", version]
-    command += [f"--platform={tag}" for tag in platforms(machine)]
-    done = subprocess.run([*command, PACKAGE], capture_output=True, text=True)
-    if done.returncode:
-        words = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
-        raise ModelError(
-            words[-1].removeprefix("ERROR: ") if words else f"pip ended with {done.returncode}",
-            where=str(wheels),
-            remedy=f"Gather wheels for Python {version} on {machine}, as docs/service.md says.",
-        )
+    offline = ["install", "--no-index", "--find-links", str(wheels), "--target", str(out), "--no-compile"]
+    remedy = f"Gather wheels for Python {_version(python)} on {machine}: `python -m tools.flash.wheels`."
+    _pip([*offline, *_target(python, machine, glibc), PACKAGE], str(wheels), remedy)
     shutil.rmtree(out / "bin", ignore_errors=True)  # they would start this machine's interpreter
     return out
+
+
+def _copy(to: Path) -> Path:
+    """What the wheel is made of, apart, so that neither the checkout gets a build folder nor the wheel its leftovers."""
+    packages = read_toml(ROOT / "pyproject.toml")["tool"]["setuptools"]["packages"]["find"]["include"]
+    for name in packages:
+        package = name.rstrip("*")
+        shutil.copytree(ROOT / package, to / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in SOURCES:
+        shutil.copyfile(ROOT / name, to / name)
+    return to
+
+
+def _target(python: tuple[int, int], machine: str, glibc: tuple[int, int] | None) -> list[str]:
+    tags = [f"--platform={tag}" for tag in platforms(machine, glibc)]
+    return ["--only-binary=:all:", "--implementation", "cp", "--python-version", _version(python), *tags]
+
+
+def _version(python: tuple[int, int]) -> str:
+    return ".".join(map(str, python))
+
+
+def _pip(command: list[str], where: str, remedy: str = "Check the network.") -> None:
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input"]
+    done = subprocess.run([*pip, *command], capture_output=True, text=True)
+    if done.returncode:
+        words = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
+        what = words[-1].removeprefix("ERROR: ") if words else f"pip ended with {done.returncode}"
+        raise ModelError(what, where=where, remedy=remedy)
+
+
+def version(said: str) -> tuple[int, int]:
+    """`3.11` as (3, 11). Raises click.BadParameter."""
+    major, _, minor = said.partition(".")
+    if not (major.isdigit() and minor.isdigit()):
+        raise click.BadParameter(f"{said!r} is no version. Say it as 3.11.")
+    return int(major), int(minor)
+
+
+@click.command()
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--python", type=version, required=True, help="The boards', as 3.11.")
+@click.option("--machine", required=True, help="The boards', as aarch64.")
+@click.option("--glibc", type=version, required=True, help="The boards', as 2.36: `ldd --version`.")
+def main(out: Path, python: tuple[int, int], machine: str, glibc: tuple[int, int]) -> None:
+    """Gather in OUT what a kind of board needs, for `tools.flash --wheels`."""
+    try:
+        gather(out, python, machine, glibc)
+    except OutriderError as error:
+        click.echo(f"wheels: {error}", err=True)
+        sys.exit(error.exit_code)
+    click.echo(f"{out}: {len(list(out.glob('*.whl')))} wheels")
+
+
+if __name__ == "__main__":
+    main()
