@@ -38,6 +38,8 @@ SWITCH_S = 0.0005  # a message that arrives beside a busy thread would wait ten 
 
 MARKS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
 DEFAULT_CONFIG = Path("/etc/outrider/edge.toml")
+STDIO = Path("-")
+DASHED = click.Path(path_type=Path, allow_dash=True)
 config_option = click.option(
     "--config",
     "config_path",
@@ -167,9 +169,9 @@ def check(config_path: Path, as_json: bool, wait_s: float) -> None:
 
 @main.command()
 @config_option
-@click.option("--request", "request_path", type=click.Path(path_type=Path), help="Where to write the request.")
+@click.option("--request", "request_path", type=DASHED, help="Where to write the request; - for stdout.")
 @click.option("--code-file", type=click.File(), default="-", help="Holds the one-time code; stdin when absent.")
-@click.option("--answer", "answer_path", type=click.Path(path_type=Path), help="The answer to install.")
+@click.option("--answer", "answer_path", type=DASHED, help="The answer to install; - for stdin.")
 def enroll(config_path: Path, request_path: Path | None, code_file: TextIO, answer_path: Path | None) -> None:
     """Make this board's key and a request for its certificate; later, install the answer."""
     from edge import enroll as identity  # a board that is enrolled starts without it
@@ -179,10 +181,16 @@ def enroll(config_path: Path, request_path: Path | None, code_file: TextIO, answ
     config = load(config_path, EdgeConfig)
     device, tls = config.device.name, config.broker.tls
     if request_path is not None:
-        identity.request(device, tls, code_file.readline(), request_path)
-        click.echo(f"{device}: take {request_path} to `python -m tools.provision sign`")
+        request = identity.request(device, tls, code_file.readline())
+        if request_path == STDIO:
+            click.echo(request, nl=False)
+        else:
+            identity.write_file(request_path, request, identity.PUBLIC)
+            click.echo(f"{device}: take {request_path} to `python -m tools.provision sign`")
     if answer_path is not None:
-        ends = identity.install(device, tls, answer_path)
+        stdin = sys.stdin.buffer
+        answer = stdin.read() if answer_path == STDIO else identity.read_file(answer_path)
+        ends = identity.install(device, tls, answer, "stdin" if answer_path == STDIO else str(answer_path))
         click.echo(f"{device}: enrolled until {ends:%Y-%m-%d}")
 
 

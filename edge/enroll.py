@@ -190,36 +190,48 @@ def identity_paths(tls: TlsConfig | None) -> tuple[Path, Path, Path]:
     return tls.ca, tls.cert, tls.key
 
 
-def request(device: str, tls: TlsConfig | None, code: str, out: Path) -> None:
-    """Make the board's key, where there is none, and write its request to `out`."""
+def request(device: str, tls: TlsConfig | None, code: str) -> bytes:
+    """Make the board's key, where there is none; returns its request."""
     _, _, key_path = identity_paths(tls)
-    write_file(out, make_request(device, board_key(key_path), code), PUBLIC)
+    return make_request(device, board_key(key_path), code)
 
 
-def install(device: str, tls: TlsConfig | None, answer_path: Path) -> datetime:
-    """Put certificate and authority where the configuration wants them, all checks passed first; returns the end."""
+def install(device: str, tls: TlsConfig | None, data: bytes, where: str) -> datetime:
+    """Put certificate and authority of an answer where the configuration wants them, all checks passed first; returns
+    the end. where: names the answer in errors.
+    """
     ca, cert, key_path = identity_paths(tls)
-    try:
-        key = read_key(key_path.read_bytes(), str(key_path))
-        answer = read(answer_path.read_bytes(), Answer, str(answer_path))
-    except OSError as error:
-        raise FileError(f"cannot be read: {error.strerror}", where=str(error.filename)) from None
+    key = read_key(read_file(key_path), str(key_path))
+    answer = read(data, Answer, where)
     ends = check_answer(answer, device, key, datetime.now(timezone.utc))
     write_file(ca, answer.chain.encode(), PUBLIC)
     write_file(cert, answer.certificate.encode(), PUBLIC)
     return ends
 
 
-def write_file(path: Path, data: bytes, mode: int) -> None:
-    """The whole file or none of it, also where the power goes. Raises FileError."""
+def read_file(path: Path) -> bytes:
+    """Raises FileError."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.read_bytes()
+    except OSError as error:
+        raise FileError(f"cannot be read: {error.strerror}", where=str(path)) from None
+
+
+def write_file(path: Path, data: bytes, mode: int) -> None:
+    """The whole file or none of it, also where the power goes. What root writes belongs to whom the folder belongs: the
+    service has to read a key that an administrator made. Raises FileError.
+    """
+    try:
+        _make_folder(path.parent)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             with open(handle, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fchmod(handle, mode)
+                if os.geteuid() == 0:
+                    above = path.parent.stat()
+                    os.fchown(handle, above.st_uid, above.st_gid)
                 os.fsync(handle)
             os.replace(name, path)
         except BaseException:
@@ -232,3 +244,14 @@ def write_file(path: Path, data: bytes, mode: int) -> None:
             os.close(folder)
     except OSError as error:
         raise FileError(f"cannot be written: {error.strerror}", where=str(path)) from None
+
+
+def _make_folder(path: Path) -> None:
+    """With those above it; each new one belongs to whom the one above it belongs. Raises OSError."""
+    if path.is_dir():
+        return
+    _make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    if os.geteuid() == 0:
+        above = path.parent.stat()
+        os.chown(path, above.st_uid, above.st_gid)

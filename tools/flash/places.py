@@ -24,9 +24,11 @@ NAMESPACES = ["unshare", "--mount", "--propagation", "slave", "--pid", "--fork",
 
 
 class CommandError(OutriderError):
-    """A command on the board, or in its root, that failed; exits with EX_OSERR."""
+    """A command on the board, or in its root, that failed; ends with the command's own code."""
 
-    exit_code = 71
+    def __init__(self, what: str, where: str, code: int) -> None:
+        super().__init__(what, where=where)
+        self.exit_code = code
 
 
 class Place:
@@ -83,8 +85,7 @@ class Place:
         """What a command says that has to end well. Raises CommandError too."""
         done = self.run(command, user=user, stdin=stdin)
         if done.returncode:
-            what = _last(done.stderr) or f"`{command[0]}` ended with {done.returncode}"
-            raise CommandError(what, where=self.name)
+            raise CommandError(_last(done.stderr) or f"`{command[0]}` failed", self.name, done.returncode)
         return done.stdout
 
     def _ask(self, verb: str, feed: Callable[[IO[bytes]], object] = lambda stdin: None) -> dict[str, Any]:

@@ -26,11 +26,14 @@ MODEL = f"{STATE}/models/drafter"
 
 LAUNCHER = """\
 #!/usr/bin/python{version}
+import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
-sys.dont_write_bytecode = sys.pycache_prefix is None  # the service has a place for it, others leave the program as it is
+# What was flashed stays as it is. Root leaves no files where the service could not replace them.
+sys.pycache_prefix = "{state}/pycache"
+sys.dont_write_bytecode = os.geteuid() == 0
 from edge.cli import main
 
 main(prog_name="outrider-edge")
@@ -159,7 +162,7 @@ def model(folder: Path, to: str) -> Plan:
 
 def program(unpacked: Path, python: tuple[int, int]) -> Plan:
     """Unpacked wheels and what starts them, by hand too. python: the board's version, which they are for."""
-    launcher = LAUNCHER.format(version=".".join(map(str, python))).encode()
+    launcher = LAUNCHER.format(version=".".join(map(str, python)), state=STATE).encode()
     items = [
         Item(PROGRAM, 0o755),
         Item(f"{PROGRAM}/bin", 0o755),

@@ -55,7 +55,7 @@ def unpack(
 
 
 def _copy(to: Path) -> Path:
-    """What the wheel is made of, apart, so that neither the checkout gets a build folder nor the wheel its leftovers."""
+    """What the wheel is made of, apart, so that the checkout gets no build folder and the wheel nothing old."""
     packages = read_toml(ROOT / "pyproject.toml")["tool"]["setuptools"]["packages"]["find"]["include"]
     for name in packages:
         package = name.rstrip("*")
