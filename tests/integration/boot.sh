@@ -1,14 +1,15 @@
 #!/bin/sh
-# A machine of its own for the service: systemd as process 1 over this machine's files, which it cannot change.
-# In new namespaces; $1: an empty folder, $2: what flashes and prepares the root, given its path.
+# A machine of its own: systemd as process 1 over a root that another script mounts.
+# In new namespaces; $1: an empty folder; $2: what mounts the root and prepares it, given that folder; then systemd's own
+# arguments.
 set -e
-box=$1
+box=$1 prepare=$2
+shift 2
 mount --make-rprivate /
 mount -t tmpfs box "$box"
-mkdir "$box/up" "$box/work" "$box/root"
-mount -t overlay overlay -o "lowerdir=/,upperdir=$box/up,workdir=$box/work" "$box/root"
+mkdir "$box/root"
 root=$box/root
-"$2" "$root" >&2
+"$prepare" "$root" >&2
 for folder in run tmp dev; do mount -t tmpfs tmpfs "$root/$folder"; done
 for device in null zero full random urandom tty; do
   touch "$root/dev/$device"
@@ -26,5 +27,4 @@ cd "$root"
 mkdir -p old
 pivot_root . old
 umount -l /old
-exec env -i container=outrider-test PATH=/usr/sbin:/usr/bin:/sbin:/bin \
-  /lib/systemd/systemd --unit=outrider-edge.service --show-status=0
+exec env -i container=outrider-test PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --show-status=0 "$@"

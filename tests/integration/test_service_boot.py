@@ -4,26 +4,21 @@ whatever ends it, and stays down only where starting again would not help.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import shutil
-import subprocess
 import sys
 import sysconfig
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from protocol.errors import ConfigError
+from tests.box import Box, why_not
+from tools.flash.agent import UNIT
 from tools.models import ROOT
 
-UNIT = "outrider-edge.service"
 WATCHDOG_S = 4
-SYSTEMD = Path("/lib/systemd/systemd")
-BOOT = Path(__file__).with_name("boot.sh")
 CONFIG = """\
 [device]
 name = "acme.kitchen"
@@ -33,11 +28,11 @@ host = "broker.invalid"
 model = "/var/lib/outrider/models/drafter"
 threads = 1
 """
-# The interpreter and its libraries as they are here, at places that the service may see; the checkout is the program.
+# This machine's files, which it cannot change. The interpreter and its libraries as they are here, at places that the
+# service may see; the checkout is the program.
 PREPARE = """\
-#!/bin/sh
-set -e
-root=$1
+mkdir "$root-up" "$root-work"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$root-up,workdir=$root-work" "$root"
 rm -rf $root/var/log/journal
 mkdir -p $root/srv/python $root/srv/site $root/srv/source $root/opt/outrider/bin $root/etc/systemd/system/{unit}.d
 mount --bind {python} $root/srv/python
@@ -60,92 +55,26 @@ cd {source}
 """
 
 
-class Box:
-    """A booted root. Commands run in it as root."""
-
-    def __init__(self, folder: Path, model: Path) -> None:
-        self.folder = folder
-        self.cgroup = f"outrider-test-{os.getpid()}"
-        config, prepare, mount = folder / "edge.toml", folder / "prepare", folder / "mount"
-        mount.mkdir()
-        config.write_text(CONFIG)
-        facts = {
-            "unit": UNIT,
-            "python": sys.base_prefix,
-            "site": sysconfig.get_path("platlib"),
-            "source": ROOT,
-            "interpreter": f"python{sys.version_info.major}.{sys.version_info.minor}",
-            "watchdog_s": WATCHDOG_S,
-            "executable": sys.executable,
-            "config": config,
-            "model": model,
-        }
-        prepare.write_text(PREPARE.format(**{name: shlex.quote(str(value)) for name, value in facts.items()}))
-        prepare.chmod(0o755)
-        self.log = open(folder / "log", "w")  # noqa: SIM115 (closed at the end)
-        inner = ["unshare", "--pid", "--fork", "--kill-child", "--cgroup", "--uts", "--ipc", "--net", "--mount"]
-        inner += ["sh", str(BOOT), str(mount), str(prepare)]
-        self.process = subprocess.Popen(self._with_cgroups(f'echo $$ > "$at/cgroup.procs"; exec {shlex.join(inner)}'),
-                                        stdout=self.log, stderr=self.log)  # fmt: skip
-        self.init = self._find_init()
-
-    def _with_cgroups(self, then: str) -> list[str]:
-        """Run `then` where $at is our own control group."""
-        mount = self.folder / "mount"
-        script = f'mount -t cgroup2 c {mount}; at={mount}/{self.cgroup}; mkdir -p "$at"; {then}'
-        return ["unshare", "--mount", "sh", "-ec", script]
-
-    def _find_init(self) -> int:
-        """systemd's process id, once it is process 1 of its own."""
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and self.process.poll() is None:
-            children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-            for child in children:
-                if Path(f"/proc/{child}/comm").read_text().strip() == "systemd":
-                    return int(child)
-            time.sleep(0.1)
-        raise AssertionError(f"systemd did not start: {(self.folder / 'log').read_text()[-2000:]}")
-
-    def run(self, *command: str) -> str:
-        enter = ["nsenter", "-t", str(self.init), "-m", "-p", "-u", "-i", "-n", "-C", "--", "env", "-i"]
-        path = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
-        return subprocess.run([*enter, path, *command], capture_output=True, text=True, timeout=30).stdout.strip()
-
-    def show(self, name: str) -> str:
-        return self.run("systemctl", "show", "--value", "-p", name, UNIT)
-
-    def pid(self) -> int:
-        """Of the service's main process, in the box."""
-        return int(self.show("MainPID") or 0)
-
-    def until(self, name: str, value: str, seconds: float = 30.0) -> None:
-        deadline = time.monotonic() + seconds
-        while (found := self.show(name)) != value:
-            gone = self.show("ActiveState") == "failed"
-            assert time.monotonic() < deadline and not gone, f"{name} is {found!r}, not {value!r}\n{self.journal()}"
-            time.sleep(0.1)
-
-    def journal(self, *options: str) -> str:
-        return self.run("journalctl", "--no-pager", "-u", UNIT, "-n", "100", *options)
-
-    def close(self) -> None:
-        self.process.kill()  # and with it, by --kill-child, all that lives in there
-        self.process.wait()
-        tidy = 'sleep 0.5; find "$at" -depth -type d -exec rmdir {} +'
-        subprocess.run(self._with_cgroups(tidy), check=False, capture_output=True)
-        self.log.close()
-
-
 @pytest.fixture(scope="module")
 def box(tmp_path_factory, smollm2) -> Iterator[Box]:
-    if os.geteuid() != 0 or not SYSTEMD.exists() or not shutil.which("unshare"):
-        pytest.skip("booting a root needs root, systemd and unshare")
+    if lacking := why_not(tmp_path_factory.mktemp("try")):
+        pytest.skip(lacking)
     folder = tmp_path_factory.mktemp("box")
-    allowed = f"mount -t overlay o -o lowerdir=/,upperdir={folder}/u,workdir={folder}/w {folder}"
-    tried = f"mount -t tmpfs t {folder} && mkdir {folder}/u {folder}/w && {allowed} && mount -t cgroup2 c {folder}"
-    if subprocess.run(["unshare", "--mount", "--net", "sh", "-c", tried], capture_output=True).returncode:
-        pytest.skip("this machine lets nobody mount overlays and control groups")
-    made = Box(folder, smollm2[0])
+    config = folder / "edge.toml"
+    config.write_text(CONFIG)
+    facts = {
+        "unit": UNIT,
+        "python": sys.base_prefix,
+        "site": sysconfig.get_path("platlib"),
+        "source": ROOT,
+        "interpreter": f"python{sys.version_info.major}.{sys.version_info.minor}",
+        "watchdog_s": WATCHDOG_S,
+        "executable": sys.executable,
+        "config": config,
+        "model": smollm2[0],
+    }
+    prepare = PREPARE.format(**{name: shlex.quote(str(value)) for name, value in facts.items()})
+    made = Box(folder, prepare, target=UNIT)
     yield made
     made.close()
 
