@@ -27,8 +27,9 @@ from protocol.errors import ConfigError, LinkError
 from tools.broker import free_port
 from tools.flash import plan as plans
 from tools.flash.__main__ import main
-from tools.flash.agent import inside
-from tools.flash.places import over_ssh
+from tools.flash.agent import glibc, inside
+from tools.flash.places import CommandError, over_ssh
+from tools.flash.wheels import platforms
 from tools.models import ROOT
 
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
@@ -160,6 +161,7 @@ def expected(bench: Bench) -> dict[str, tuple[str, str, str]]:
         "/var/lib": ("755", root, ""),
         "/var/lib/outrider": ("750", service, ""),
         "/var/lib/outrider/models": ("750", service, ""),
+        "/var/lib/outrider/identity": ("700", service, ""),
         model: ("750", service, ""),
         **{f"{model}/{path.name}": ("640", service, path.read_text()) for path in bench.model.iterdir()},
     }
@@ -259,7 +261,23 @@ def test_wheels_become_a_program_that_starts_and_an_older_one_leaves_nothing(ben
     assert launcher.read_text().startswith(f"#!/usr/bin/python{version}\n") and os.access(launcher, os.X_OK)
     started = subprocess.run([sys.executable, launcher], capture_output=True, text=True)
     assert started.stdout == "outrider-edge two\n", started.stderr
+    assert os.readlink(bench.image / "usr/local/bin/outrider-edge") == "/opt/outrider/bin/outrider-edge"
     assert bench.flash(*given).stdout.endswith("nothing to do\n")
+
+
+def test_a_board_takes_no_wheel_that_is_for_a_newer_c_library():
+    assert platforms("aarch64", (2, 31))[0] == "manylinux_2_31_aarch64"
+    assert "manylinux_2_17_aarch64" in platforms("aarch64", (2, 31))
+    assert "manylinux_2_34_aarch64" in platforms("aarch64")
+
+
+def test_an_image_tells_its_c_library(tmp_path):
+    assert glibc(str(tmp_path), "aarch64") is None
+    library = tmp_path / "usr/lib/aarch64-linux-gnu/libc.so.6"
+    library.parent.mkdir(parents=True)
+    (tmp_path / "lib").symlink_to("/usr/lib")
+    library.write_bytes(b"\0GNU C Library (Debian GLIBC 2.36-9) stable release version 2.36.\n\0")
+    assert glibc(str(tmp_path), "aarch64") == [2, 36]
 
 
 def test_what_the_wheels_lack_is_named(bench):
@@ -381,9 +399,21 @@ def test_over_ssh_the_list_tells_the_boards_own_interpreter_and_the_start(bench,
     assert probed["user"] == ("outrider" in {entry.pw_name for entry in pwd.getpwall()})
 
 
+@needs_root
+def test_over_ssh_a_command_of_the_board_runs_as_the_user_it_is_for(sshd):
+    board = over_ssh("root@127.0.0.1", sshd.command)
+    assert board.must(["id", "-un"], user="nobody") == b"nobody\n"
+    assert board.must(["sed", "s/a b/c/"], stdin=b"a b'\n") == b"c'\n"
+    with pytest.raises(CommandError, match="/nowhere") as caught:
+        board.must(["ls", "/nowhere"])
+    assert caught.value.exit_code == 2
+
+
 def test_a_board_that_ssh_does_not_reach_is_named():
     nobody = over_ssh("root@127.0.0.1", f"ssh -F none -p {free_port()}")
     if not shutil.which("ssh"):
         pytest.skip("ssh is not installed")
     with pytest.raises(LinkError, match="refused"):
         nobody.probe()
+    with pytest.raises(LinkError, match="refused"):
+        nobody.run(["true"])

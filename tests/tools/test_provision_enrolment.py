@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime, timezone
 from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 pytest.importorskip("cryptography")
 
@@ -15,6 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from edge.cli import main as edge_cli
 from edge.enroll import (
     Answer,
     FileError,
@@ -290,3 +293,21 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FileError, match="cannot be"):
         board_key(tmp_path / "file" / "key.pem")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can write for others")
+def test_what_root_makes_in_another_user_s_folder_is_that_user_s(board: BoardFiles) -> None:
+    """An administrator enrols the board, and the service, which is another user, has to read the key."""
+    os.chown(board.home, 12345, 12346)
+    board.ask("any code")
+    for path in (board.key, board.key.parent):
+        assert (path.stat().st_uid, path.stat().st_gid) == (12345, 12346)
+
+
+def test_request_and_answer_may_go_through_pipes(folder: Folder, board: BoardFiles) -> None:
+    code = code_for(folder, board.device)
+    asked = CliRunner().invoke(edge_cli, ["enroll", "--config", str(board.config), "--request", "-"], input=code)
+    answer = enrol(folder, board.device, asked.stdout_bytes)
+    done = CliRunner().invoke(edge_cli, ["enroll", "--config", str(board.config), "--answer", "-"], input=answer)
+    assert done.exit_code == 0, done.output
+    assert board.cert.exists()
