@@ -68,10 +68,14 @@ class Box:
             time.sleep(0.1)
         raise AssertionError(f"systemd did not start: {(self.folder / 'log').read_text()[-2000:]}")
 
+    @property
+    def enter(self) -> list[str]:
+        """What a command in the box is put behind."""
+        path = "PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        return ["nsenter", "-t", str(self.init), "-m", "-p", "-u", "-i", "-n", "-C", "--", "env", "-i", path]
+
     def run(self, *command: str) -> str:
-        enter = ["nsenter", "-t", str(self.init), "-m", "-p", "-u", "-i", "-n", "-C", "--", "env", "-i"]
-        path = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
-        return subprocess.run([*enter, path, *command], capture_output=True, text=True, timeout=30).stdout.strip()
+        return subprocess.run([*self.enter, *command], capture_output=True, text=True, timeout=30).stdout.strip()
 
     def show(self, name: str) -> str:
         return self.run("systemctl", "show", "--value", "-p", name, UNIT)

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -98,14 +99,27 @@ class Bench:
                 [sys.executable, "-m", "cloud", "serve", "--config", str(config)], cwd=ROOT, env=environment, stderr=log
             )
 
-    def commission(self, *more: str) -> subprocess.CompletedProcess[str]:
-        suite, sources = own_mirror()
-        command = [sys.executable, "-m", "tools.commission", DEVICE, "--root", str(self.root), "--debian", suite]
-        command += [word for path in sources for word in ("--sources", str(path))]
-        command += ["--hardware", "generic-x86", "--broker", f"127.0.0.1:{self.fleet.port}"]
+    def commission(self, *where: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "tools.commission", DEVICE, "--yes", *where]
         command += ["--model", str(self.drafter), "--wheels", str(self.folder / "wheels")]
-        command += ["--ca", str(self.folder / "ca"), *more]
+        command += ["--ca", str(self.folder / "ca")]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+    def make(self) -> subprocess.CompletedProcess[str]:
+        suite, sources = own_mirror()
+        mirror = [word for path in sources for word in ("--sources", str(path))]
+        broker = f"127.0.0.1:{self.fleet.port}"
+        root = ["--root", str(self.root), "--debian", suite, *mirror]
+        return self.commission(*root, "--hardware", "generic-x86", "--broker", broker)
+
+    def again(self) -> subprocess.CompletedProcess[str]:
+        """On the running board, which is reached as ssh would; with the configuration that it has."""
+        assert self.box is not None
+        ssh, config = self.folder / "ssh", self.folder / "edge.toml"
+        config.write_bytes((self.root / "etc/outrider/edge.toml").read_bytes())
+        ssh.write_text(f'#!/bin/sh\nshift 3\nexec {shlex.join(self.box.enter)} sh -c "$1"\n')
+        ssh.chmod(0o755)
+        return self.commission("--ssh", "root@kitchen", "--ssh-command", str(ssh), "--config", str(config))
 
     def accepted(self) -> float:
         """Guesses of this board that the verifier has committed."""
@@ -158,7 +172,7 @@ def bench(tmp_path_factory, smollm2) -> Iterator[Bench]:
 
 @pytest.fixture(scope="module")
 def commissioned(bench) -> Bench:
-    done = bench.commission("--yes")
+    done = bench.make()
     assert done.returncode == 0, done.stdout + done.stderr
     (bench.folder / "said").write_text(done.stdout)
     return bench
@@ -192,12 +206,19 @@ def test_a_bare_root_becomes_an_enrolled_board_whose_check_passes(commissioned):
     assert key.read_bytes() not in kept, "the key stays on the board"
 
 
-def test_the_same_again_changes_nothing(commissioned):
-    before = snapshot(commissioned.root)
-    done = commissioned.commission("--yes")
+def test_it_boots_and_drafts_and_the_text_is_the_targets_alone(booted, expected):
+    assert booted.chat() == expected
+    assert booted.accepted() > 0
+    assert booted.box.show("ActiveState") == "active" and booted.box.show("NRestarts") == "0"
+
+
+def test_the_same_again_on_the_running_board_changes_nothing(booted):
+    booted.box.until("ActiveState", "active")
+    before, service = snapshot(booted.root), booted.box.pid()
+    done = booted.again()
     assert done.returncode == 0, done.stderr
-    assert "nothing to do" in done.stdout and "packages" not in done.stdout
-    assert snapshot(commissioned.root) == before
+    assert "root@kitchen: nothing to do" in done.stdout and "ok   verifier: " in done.stdout
+    assert snapshot(booted.root) == before and booted.box.pid() == service
 
 
 def snapshot(root: Path) -> dict[str, tuple[int, int, bytes]]:
@@ -210,12 +231,6 @@ def snapshot(root: Path) -> dict[str, tuple[int, int, bytes]]:
     return found
 
 
-def test_it_boots_and_drafts_and_the_text_is_the_targets_alone(booted, expected):
-    assert booted.chat() == expected
-    assert booted.accepted() > 0
-    assert booted.box.show("ActiveState") == "active" and booted.box.show("NRestarts") == "0"
-
-
 def test_it_comes_back_by_itself_from_a_reboot(booted, expected):
     assert booted.chat() == expected
     first = booted.accepted()
@@ -224,7 +239,5 @@ def test_it_comes_back_by_itself_from_a_reboot(booted, expected):
     booted.box.boot()
     assert booted.chat() == expected
     assert booted.accepted() > first
-    report = json.loads(
-        booted.box.run("runuser", "-u", "outrider", "--", "/usr/local/bin/outrider-edge", "check", "--json")
-    )
+    report = json.loads(booted.box.run("runuser", "-u", "outrider", "--", "outrider-edge", "check", "--json"))
     assert report["exit_code"] == 0, report
