@@ -41,7 +41,7 @@ def make(root: Path, suite: str, sources: Sequence[str]) -> None:
         raise ConfigError("is not installed", where="mmdebstrap", remedy="apt-get install mmdebstrap") from None
     if done.returncode:
         words = [line for line in done.stderr.splitlines() if line.startswith("E:")] or ["mmdebstrap failed"]
-        raise CommandError(words[0], str(root), done.returncode)
+        raise CommandError(words[0], str(root), done.returncode, "Empty that folder, then run it again.")
 
 
 def lacks(root: Path) -> list[str]:

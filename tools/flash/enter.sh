@@ -10,8 +10,10 @@ mount -t proc proc "$root/proc"
 for folder in run tmp; do mount -t tmpfs -o mode=1777 tmpfs "$root/$folder"; done
 # Names are looked up as this machine does. The root's own file may be a link to what a service would write at /run.
 names=$root$(chroot "$root" readlink -m /etc/resolv.conf)
-mkdir -p "${names%/*}"
-[ -e "$names" ] || : > "$names"
-mount --bind /etc/resolv.conf "$names"
+if [ -e /etc/resolv.conf ]; then
+  mkdir -p "${names%/*}"
+  [ -e "$names" ] || : > "$names"
+  mount --bind /etc/resolv.conf "$names"
+fi
 exec chroot --userspec="$user" "$root" env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
   ${http_proxy:+http_proxy="$http_proxy"} ${https_proxy:+https_proxy="$https_proxy"} "$@"

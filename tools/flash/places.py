@@ -26,8 +26,8 @@ NAMESPACES = ["unshare", "--mount", "--propagation", "slave", "--pid", "--fork",
 class CommandError(OutriderError):
     """A command on the board, or in its root, that failed; ends with the command's own code."""
 
-    def __init__(self, what: str, where: str, code: int) -> None:
-        super().__init__(what, where=where)
+    def __init__(self, what: str, where: str, code: int, remedy: str = "") -> None:
+        super().__init__(what, where=where, remedy=remedy)
         self.exit_code = code
 
 
