@@ -227,7 +227,16 @@ class VerifierState(Message, frozen=True, tag=TAGS + 9):
     step_us: Count = 0
 
 
-AnyMessage: TypeAlias = Open | Opened | Draft | Commit | Resync | Close | Error | DeviceState | VerifierState
+class Announcement(Message, frozen=True, tag=TAGS + 10):
+    """Retained. A release: the bytes of its manifest (see `edge.updates.manifest`) and their Ed25519 signature."""
+
+    manifest: Annotated[bytes, Meta(max_length=1 << 16)]
+    signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
+
+
+AnyMessage: TypeAlias = (
+    Open | Opened | Draft | Commit | Resync | Close | Error | DeviceState | VerifierState | Announcement
+)
 
 
 def _unpack_hook(type: type, value: object) -> object:
