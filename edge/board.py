@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from queue import SimpleQueue
+from typing import Protocol
 
 import msgspec
 
@@ -15,7 +16,7 @@ from edge.drafters.base import Drafter
 from edge.journal import Entry, Journal
 from edge.policy import NoDraftPolicy
 from edge.runtime import SessionRun
-from edge.session import Request, Send
+from edge.session import Request, Send, Tally
 from edge.targets import choose_target
 from edge.turns import Turns
 from edge.window import Window
@@ -24,7 +25,7 @@ from link.command import package_version
 from link.mqtt import MqttLink
 from protocol import topics
 from protocol.errors import LinkError, OutriderError, SessionError, WireError
-from protocol.messages import DeviceState, Error, ErrorCode, VerifierState, decode, encode
+from protocol.messages import Announcement, DeviceState, Error, ErrorCode, VerifierState, decode, encode
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,15 @@ class Stream:
         self._queue.put(None)
 
 
+class Updates(Protocol):
+    """Who takes releases, see `edge.updates`. Both are called on the board's threads, and return at once."""
+
+    def announced(self, announcement: Announcement) -> None: ...
+
+    def ended(self, tally: Tally) -> None:
+        """A session has ended."""
+
+
 class Board:
     """Opens sessions. The drafter serves one session at a time; others meanwhile are streamed without it.
 
@@ -92,6 +102,8 @@ class Board:
         self._verifiers_changed = threading.Event()
         self._turns = Turns()
         self._present, self._closing = present, False
+        self._updates: Updates | None = None
+        self._releases = ""
         state_topic = topics.device_state_topic(self.device)
         will = Will(state_topic, encode(DeviceState("offline")), retain=True, expiry_s=OFFLINE_EXPIRY_S)
         self.link = MqttLink(
@@ -103,8 +115,21 @@ class Board:
             subscriptions=[(topics.verdict_topic(self.device), 0)],
             will=will if present else None,
         )
-        if present:
-            self.link.retain(state_topic, encode(self._state()), STATE_EXPIRY_S)
+        self._retain()
+
+    def follow(self, updates: Updates, channel: str) -> None:
+        """Take the releases of a channel from now on."""
+        self._updates = updates
+        self.link.subscribe(topics.update_topic(channel, "+"), 1)
+
+    def tell_releases(self, line: str) -> None:
+        """What runs, for the device's state."""
+        self._releases = line
+        self._retain()
+
+    def _retain(self) -> None:
+        if self._present:
+            self.link.retain(topics.device_state_topic(self.device), encode(self._state()), STATE_EXPIRY_S)
 
     def start(self) -> Board:
         self.link.start()
@@ -214,6 +239,8 @@ class Board:
                 with self._lock:
                     self._runs.remove(run)
                     self._turns.ended(window)
+                if self._updates is not None:
+                    self._updates.ended(window.tally)
                 if drafting:
                     self._drafter_free.release()
                 journal.close()
@@ -243,6 +270,10 @@ class Board:
             message = decode(payload)
         except WireError as error:
             log.warning("%s: %s", topic, error)
+            return
+        if isinstance(message, Announcement):
+            if self._updates is not None:
+                self._updates.announced(message)
             return
         if isinstance(message, VerifierState):
             with self._lock:
@@ -291,5 +322,11 @@ class Board:
     def _state(self) -> DeviceState:
         info = self.drafter.info
         return DeviceState(
-            "online", package_version(), info.name, info.weights_digest, info.tokenizer_digest, info.compute
+            status="online",
+            version=package_version(),
+            drafter=info.name,
+            drafter_digest=info.weights_digest,
+            tokenizer_digest=info.tokenizer_digest,
+            compute=info.compute,
+            releases=self._releases,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import signal
 import sys
@@ -24,6 +25,8 @@ from edge.config import EdgeConfig
 from edge.loading import load_drafter, load_text
 from edge.session import Request
 from edge.text import Text
+from edge.updates.boot import begin, flashed_environment, restart
+from edge.updates.service import Following
 from link.command import CommandGroup
 from link.config import load
 
@@ -58,11 +61,16 @@ def run(config_path: Path) -> None:
     from edge.api import Api  # its web server is not needed for the other commands
 
     config = load(config_path, EdgeConfig)
-    board = Board(config, load_drafter(config))
+    boot = begin(config)
+    if boot is not None:
+        boot.become_runtime(sys.argv[1:])
+    config, drafter = boot.load(load_drafter) if boot is not None else (config, load_drafter(config))
+    board = Board(config, drafter)
     api = Api(board, load_text(config), config.api)
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
+    following = Following(boot, config_path, board, stopped.set) if boot is not None else None
     board.start()
     for entry in board.journal.unfinished():
         log.info("going on with session %016x after %d tokens", entry.request.session, len(entry.committed))
@@ -71,8 +79,12 @@ def run(config_path: Path) -> None:
     try:
         stopped.wait()
     finally:
+        if following is not None:
+            following.close()
         api.stop()
         board.close()
+    if following is not None and following.restarting:
+        restart(sys.argv[1:], flashed_environment(os.environ))
 
 
 @main.command()

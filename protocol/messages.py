@@ -201,7 +201,7 @@ class Error(Message, frozen=True, tag=TAGS + 7):
 
 
 class DeviceState(Message, frozen=True, tag=TAGS + 8):
-    """Retained. status: online, offline. Digests are SHA-256 in hex."""
+    """Retained. status: online, offline. Digests are SHA-256 in hex. releases: what runs and what is tried."""
 
     status: Name
     version: Prose = ""
@@ -210,6 +210,7 @@ class DeviceState(Message, frozen=True, tag=TAGS + 8):
     tokenizer_digest: Digest = ""
     compute: Prose = ""
     sessions: Count = 0
+    releases: Prose = ""
 
 
 class VerifierState(Message, frozen=True, tag=TAGS + 9):

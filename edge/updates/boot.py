@@ -34,10 +34,15 @@ RUNTIME = "OUTRIDER_RUNTIME"  # in the environment: digest of the release that t
 STORE = "updates"  # in the board's state directory
 
 
-def open_store(config: EdgeConfig) -> Store:
-    """The board's store. Raises StoreError where it cannot be used: the board then runs what was flashed."""
-    assert config.updates is not None
-    return Store(config.device.state / STORE, config.updates.keys).open()
+def begin(config: EdgeConfig) -> Boot | None:
+    """The board's start; None without `[updates]`, and where the store cannot be used: then what was flashed runs."""
+    if config.updates is None:
+        return None
+    try:
+        return Boot(config, Store(config.device.state / STORE, config.updates.keys).open())
+    except StoreError as error:
+        log.error("%s; starting what was flashed, and taking no updates", error)
+        return None
 
 
 class Boot:

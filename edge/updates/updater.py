@@ -37,7 +37,7 @@ class Updater:
     """`announced` and `ended` may be called on any thread and return at once; `step` does the work, in one thread.
 
     idle: whether no session runs; restart: ends this process in favour of what the record names, called once, when
-    idle. data_cap_mb: of fetching a month.
+    idle; tell: called with a line for the device's state when what runs has changed. data_cap_mb: of fetching a month.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class Updater:
         test: ReleaseTest,
         idle: Callable[[], bool],
         restart: Callable[[], None],
+        tell: Callable[[str], None] = lambda line: None,
         data_cap_mb: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -57,6 +58,7 @@ class Updater:
         self.plan = Plan(store.record, rule)
         self.plan.steady_from(clock())
         self._fetcher, self._test, self._idle, self._restart, self._clock = fetcher, test, idle, restart, clock
+        self._tell, self._told = tell, ""
         self._events: SimpleQueue[Announcement | Score] = SimpleQueue()
         self._news = threading.Event()
         self._closing = False
@@ -74,10 +76,6 @@ class Updater:
         self._events.put(Score(tally.commits, tally.guessed, tally.missed))
         self._news.set()
 
-    def describe(self) -> str:
-        """One line: what runs, what is on trial, what was rolled back last."""
-        return describe(self.plan.record)
-
     def start(self) -> Updater:
         self._thread.start()
         return self
@@ -92,6 +90,7 @@ class Updater:
     # -- one thread -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        self._announce_self()
         while not self._closing:
             try:
                 if self.step():
@@ -148,7 +147,13 @@ class Updater:
     def _save(self) -> None:
         if self.plan.record != self.store.record:
             self.store.save(self.plan.record)
-            log.info("%s", describe(self.plan.record))
+            self._announce_self()
+
+    def _announce_self(self) -> None:
+        if (line := describe(self.plan.record)) != self._told:
+            self._told = line
+            log.info("%s", line)
+            self._tell(line)
 
     def _do(self, action: Action) -> None:
         match action:

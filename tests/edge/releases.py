@@ -8,6 +8,7 @@ import re
 import urllib.error
 import urllib.request
 import zipfile
+from copy import copy
 from email.message import Message
 from pathlib import Path
 
@@ -69,6 +70,9 @@ def wheel(name: str) -> bytes:
     return made.getvalue()
 
 
+_FETCHER = HttpsFetcher()
+
+
 class Shelf:
     """What the server has, by URL, and the releases that it is for. Opens requests as urllib's opener does."""
 
@@ -102,8 +106,9 @@ class Shelf:
         return Reply(data[start:], start if asked else None, len(data))
 
     def fetcher(self) -> HttpsFetcher:
-        made = HttpsFetcher()
-        made._opener = self  # type: ignore[assignment]
+        """The real one in all but its socket, with no memory of an earlier process."""
+        made = copy(_FETCHER)
+        made._opener, made._synced = self, {}  # type: ignore[assignment]
         return made
 
 

@@ -55,6 +55,7 @@ class Life:
             board.announce(release)
             board.settle()
         self.end = board.store.record
+        self.again = msgspec.structs.replace(self.announced[0][1], release="again", serial=9)
 
     def acknowledged(self, prefix: int) -> list[Record]:
         """What the board may remember after so many operations: its last save, or the one that it was at."""
@@ -83,12 +84,14 @@ def test_the_life_that_is_recorded_has_all_that_can_happen(life):
     assert active(life.end) == ["m-4", "1.1", "s-1"]
     assert life.end.model.former is not None and life.end.model.former.release == "m-2"
     assert [r.release for r in life.end.rejected] == ["m-3"]
+    kept = {life.end.model.former.digest, life.end.model.committed.digest}
+    assert {path.name for path in (life.disk.root / "models").iterdir()} == kept
     assert {op for op, *_ in life.disk.log} >= {"make_directory", "write", "append", "rename", "remove", "sync"}
 
 
 def test_after_a_power_cut_at_any_point_the_board_starts_and_the_update_goes_on(life, tmp_path):
     model, chance, seen = DiskModel(), random.Random(5), set()
-    starts = 0
+    starts, last = 0, life.announced[-1][0]
     for prefix, operation in enumerate([None, *life.disk.log]):
         if operation is not None:
             model.follow(*operation)
@@ -102,12 +105,20 @@ def test_after_a_power_cut_at_any_point_the_board_starts_and_the_update_goes_on(
             materialise(tree, root)
             board = Machine(life.config, root, life.shelf, NoSyncDisk(), ACCEPTANCE)  # asserts what it starts with
             assert board.found in may_remember, f"after {prefix} operations: {active(board.found)}"
+            for kind in KINDS:
+                if (ref := board.store.record.slot(kind).wanted) is not None:  # it goes on fetching without being told
+                    staging, path = board.store.staging(kind, ref.digest), board.store.path(kind, ref.digest)
+                    assert board.store.release(path if path.exists() else staging).release == ref.release
             board.announce(*retained)
             board.settle()
             wanted = {release.kind: release.release for release in retained}
             if wanted.get("model") == "m-3":
                 wanted["model"] = "m-2"
             assert active(board.store.record) == [wanted.get(kind) for kind in KINDS], f"after {prefix} operations"
+            if prefix >= last:  # what was collected, or half collected, can be had again
+                board.announce(life.again)
+                board.settle()
+                assert active(board.store.record)[0] == "again", f"after {prefix} operations"
             starts += 1
             shutil.rmtree(root)
     assert starts > len(life.disk.log)
