@@ -133,9 +133,10 @@ class Updater:
                 self._say("announcement", error)
                 self._save()
                 continue
-            wanted = self.plan.record.slot(release.kind).wanted
-            if wanted is not None and wanted.digest == content_digest(release):
-                self.store.stage(release.kind, wanted.digest, encode(event))
+            digest, wanted = content_digest(release), self.plan.record.slot(release.kind).wanted
+            # One that is there already keeps the newest announcement, so that a key can be retired.
+            if (wanted is not None and wanted.digest == digest) or self.store.path(release.kind, digest).is_dir():
+                self.store.stage(release.kind, digest, encode(event))
             self._follow(actions)
 
     def _follow(self, actions: list[Action]) -> None:
