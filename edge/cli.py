@@ -7,11 +7,11 @@ import os
 import secrets
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from queue import SimpleQueue
 
 import click
 import msgspec
@@ -33,6 +33,7 @@ from link.config import load
 log = logging.getLogger(__name__)
 
 SWITCH_S = 0.0005  # a message that arrives beside a busy thread would wait ten times as long by default
+AGAIN = 0  # no signal's number: the board begins again, with another release
 
 DEFAULT_CONFIG = Path("/etc/outrider/edge.toml")
 config_option = click.option(
@@ -67,23 +68,23 @@ def run(config_path: Path) -> None:
     config, drafter = boot.load(load_drafter) if boot is not None else (config, load_drafter(config))
     board = Board(config, drafter)
     api = Api(board, load_text(config), config.api)
-    stopped = threading.Event()
+    stopped: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
-    following = Following(boot, config_path, board, stopped.set) if boot is not None else None
+        signal.signal(number, lambda number, _: stopped.put(number))
+    following = Following(boot, config_path, board, lambda: stopped.put(AGAIN)) if boot is not None else None
     board.start()
     for entry in board.journal.unfinished():
         log.info("going on with session %016x after %d tokens", entry.request.session, len(entry.committed))
         board.resume(entry)
     api.start()
     try:
-        stopped.wait()
+        told = stopped.get()
     finally:
         if following is not None:
             following.close()
         api.stop()
         board.close()
-    if following is not None and following.restarting:
+    if told == AGAIN and stopped.empty():
         restart(sys.argv[1:], flashed_environment(os.environ))
 
 

@@ -138,15 +138,18 @@ class Boot:
 
 
 def runtime_environment(site: Path, digest: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Of a process that imports what a release holds, and nothing from the directory that it starts in."""
-    return {**environ, "PYTHONPATH": str(site), "PYTHONSAFEPATH": "1", RUNTIME: digest}
+    """Of a process that imports what a release holds first, and nothing from the directory that it starts in."""
+    path = os.pathsep.join([str(site), *filter(None, [environ.get("PYTHONPATH")])])
+    return {**environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", RUNTIME: digest}
 
 
 def flashed_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Of a process that is the runtime that was flashed, whichever this one is."""
     if RUNTIME not in environ:
         return dict(environ)
-    return {name: value for name, value in environ.items() if name not in (RUNTIME, "PYTHONPATH", "PYTHONSAFEPATH")}
+    ours = {name: value for name, value in environ.items() if name not in (RUNTIME, "PYTHONPATH", "PYTHONSAFEPATH")}
+    _, _, path = environ["PYTHONPATH"].partition(os.pathsep)
+    return {**ours, "PYTHONPATH": path} if path else ours
 
 
 def restart(arguments: Sequence[str], environ: Mapping[str, str]) -> NoReturn:

@@ -18,18 +18,16 @@ from link.command import package_version
 class Following:
     """Follows the channel of `[updates]` from now until `close`.
 
-    board: its drafter is loaded, its link not started; stop: asked to end this process when a release is to be tried
-    or rolled back; `restarting` then says that it should begin again.
+    board: its drafter is loaded, its link not started; again: asked to end this process and to begin again, when a
+    release is to be tried or rolled back.
     """
 
-    def __init__(self, boot: Boot, config_path: Path, board: Board, stop: Callable[[], None]) -> None:
+    def __init__(self, boot: Boot, config_path: Path, board: Board, again: Callable[[], None]) -> None:
         updates = boot.config.updates
         assert updates is not None
         settings = boot.settings()
         if settings.log_level is not None:
             logging.getLogger().setLevel(settings.log_level.upper())
-        self.restarting = False
-        self._stop = stop
         facts = Facts(
             board.device, updates.board, updates.channel, package_version(), board.drafter.info.tokenizer_digest
         )
@@ -40,7 +38,7 @@ class Following:
             fetcher=HttpsFetcher(updates.ca),
             test=SelfTest(config_path, board.config),
             idle=lambda: not board.busy,
-            restart=self._restart,
+            restart=again,
             tell=board.tell_releases,
             data_cap_mb=updates.data_cap_mb if settings.data_cap_mb is None else settings.data_cap_mb,
         )
@@ -49,7 +47,3 @@ class Following:
 
     def close(self) -> None:
         self._updater.close()
-
-    def _restart(self) -> None:
-        self.restarting = True
-        self._stop()

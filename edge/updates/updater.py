@@ -61,7 +61,7 @@ class Updater:
         self._tell, self._told = tell, ""
         self._events: SimpleQueue[Announcement | Score] = SimpleQueue()
         self._news = threading.Event()
-        self._closing = False
+        self._closing = self._leaving = False
         self._said: dict[str, str] = {}
         self._thread = threading.Thread(target=self._run, name="updates", daemon=True)
 
@@ -111,6 +111,8 @@ class Updater:
     def step(self) -> bool:
         """Take in what has come, then do one thing. False when there is nothing to do. Raises StoreError."""
         self._heed()
+        if self._leaving:
+            return False
         actions = self.plan.due(self._clock(), idle=self._idle())
         self._save()
         for action in actions:
@@ -165,6 +167,7 @@ class Updater:
             case Test(kind, ref):
                 self._try(kind, ref)
             case Restart():
+                self._leaving = True
                 self._restart()
 
     def _fetch(self, kind: Kind, ref: Ref) -> None:

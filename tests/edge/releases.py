@@ -56,7 +56,7 @@ def model_files(name: str, size: int = 150) -> dict[str, bytes]:
     """A directory that `edge.drafters.manifest.read` takes, of a model that nobody can run."""
     weights = {"model.onnx": f"graph of {name}".encode(), "model.onnx.data": (name.encode() * size)[:size]}
     facts = model_manifest.Manifest(
-        kind="drafter", name=name, architecture="none", source={}, weights_digest=_sha(b"".join(weights.values())),
+        kind="drafter", name=name, architecture="none", source={}, weights_digest=sha256(b"".join(weights.values())),
         tokenizer_digest=TOKENIZER_DIGEST, vocab_size=64, context=64, dtype="float32", stop_ids=(0,), chat_template="",
     )  # fmt: skip
     return {**weights, "tokenizer.json": TOKENIZER, "manifest.json": msgspec.json.encode(facts)}
@@ -85,7 +85,7 @@ class Shelf:
         for name, data in files.items():
             url = f"https://releases.example/{release}/{name}"
             self.files[url] = data
-            made.append(File(name=name, size=len(data), sha256=_sha(data), url=url))
+            made.append(File(name=name, size=len(data), sha256=sha256(data), url=url))
         return tuple(made)
 
     def model(self, release: str, serial: int, **more) -> ModelRelease:
@@ -171,6 +171,7 @@ class Machine:
         )  # fmt: skip
 
     def _restart(self) -> None:
+        assert not self.restarting, "told twice"
         self.restarting = True
 
     def test(self, release: AnyRelease, folder: Path) -> None:
@@ -191,6 +192,7 @@ class Machine:
         """Do what is to do, restarts included, without a session in between."""
         while self.updater.step():
             if self.restarting:
+                assert not self.updater.step()
                 self.restarts += 1
                 self.start()
 
@@ -228,5 +230,5 @@ def check_site(folder: Path) -> None:
                     raise DigestError(f"{member.filename} is not the wheel's", where=str(path))
 
 
-def _sha(data: bytes) -> str:
+def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()

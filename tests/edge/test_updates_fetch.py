@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import ssl
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -15,51 +12,15 @@ from edge.updates.errors import DataCapError, DigestError, FetchError
 from edge.updates.fetch import HttpsFetcher
 from edge.updates.manifest import File
 from tests.edge.crashes import NoSyncDisk
-from tools import broker
+from tests.edge.https import Server
 
 DATA = random.Random(1).randbytes(300_000)
+NAME = "model.onnx.data"
 
 
-class Server:
-    """Serves DATA at any path. cut: bytes after which it hangs up, once; resumes: whether it knows Range; moved: where
-    it sends everybody; asked: the Range of each request.
-    """
-
-    def __init__(self, folder) -> None:
-        server, self.asked, self.data = self, [], DATA
-        self.cut: int | None = None
-        self.resumes, self.moved, self.status = True, "", 200
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                server.asked.append(self.headers.get("Range"))
-                start = int(self.headers["Range"][6:-1]) if server.resumes and self.headers.get("Range") else 0
-                if server.moved or server.status != 200:
-                    self.send_response(302 if server.moved else server.status)
-                    self.send_header("Location", server.moved)
-                    self.end_headers()
-                    return
-                self.send_response(206 if start else 200)
-                if start:
-                    self.send_header("Content-Range", f"bytes {start}-{len(server.data) - 1}/{len(server.data)}")
-                self.send_header("Content-Length", str(len(server.data) - start))
-                self.end_headers()
-                cut, server.cut = server.cut, None
-                self.wfile.write(server.data[start : cut if cut is not None else None])
-
-            def log_message(self, *arguments: object) -> None:
-                pass
-
-        broker._certify(folder)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.socket = context.wrap_socket(self.http.socket, server_side=True)
-        self.url = f"https://127.0.0.1:{self.http.server_port}/model.onnx.data"
-        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
-
-    def file(self, data: bytes = DATA) -> File:
-        return File(name="model.onnx.data", size=len(data), sha256=hashlib.sha256(data).hexdigest(), url=self.url)
+def signed(server: Server, data: bytes = DATA) -> File:
+    """What the manifest says of the file, whatever the server has."""
+    return File(name=NAME, size=len(data), sha256=hashlib.sha256(data).hexdigest(), url=server.url(NAME))
 
 
 @pytest.fixture
@@ -68,10 +29,9 @@ def server(tmp_path, monkeypatch):
     monkeypatch.setattr(fetch, "BLOCK_BYTES", 16 << 10)
     (tmp_path / "tls").mkdir()
     (tmp_path / "in").mkdir()
-    server = Server(tmp_path / "tls")
-    yield server
-    server.http.shutdown()
-    server.http.server_close()
+    with Server(tmp_path / "tls") as server:
+        server.files[NAME] = DATA
+        yield server
 
 
 @pytest.fixture
@@ -79,7 +39,7 @@ def get(server, tmp_path):
     fetcher = HttpsFetcher(tmp_path / "tls/ca.pem", timeout_s=5.0)
 
     def get(file: File | None = None, *, budget=None, more=lambda num: True, fetcher=fetcher) -> bytes:
-        fetcher.fetch(NoSyncDisk(), file or server.file(), tmp_path / "in", budget=budget, more=more)
+        fetcher.fetch(NoSyncDisk(), file or signed(server), tmp_path / "in", budget=budget, more=more)
         (path,) = (tmp_path / "in").iterdir()
         return path.read_bytes()
 
@@ -121,7 +81,7 @@ def test_a_server_that_cannot_resume_sends_it_all_again(server, get, tmp_path):
 
 
 def test_a_wrong_file_is_refused_and_nothing_of_it_kept(server, get, tmp_path):
-    server.data = DATA[:-1] + b"x"
+    server.files[NAME] = DATA[:-1] + b"x"
     with pytest.raises(DigestError):
         get()
     assert (tmp_path / "in/model.onnx.data.part").stat().st_size == 0
@@ -130,7 +90,7 @@ def test_a_wrong_file_is_refused_and_nothing_of_it_kept(server, get, tmp_path):
 def test_a_longer_file_is_not_read_beyond_its_size(server, get):
     came = []
     with pytest.raises(DigestError):
-        get(server.file(DATA[:1000] + b"?"), more=lambda num: came.append(num) or True)
+        get(signed(server, DATA[:1000] + b"?"), more=lambda num: came.append(num) or True)
     assert sum(came) == 1001
 
 
