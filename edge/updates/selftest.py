@@ -42,10 +42,10 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class SelfTest:
-    """Tests releases for one board. config_path: its file, which the tested process reads as the board does."""
+    """Tests releases for one board. config_path, config: its file, and what is in it; model: the one that runs now."""
 
-    def __init__(self, config_path: Path, config: EdgeConfig, *, timeout_s: float = TIMEOUT_S) -> None:
-        self._config_path, self._config, self._timeout_s = config_path, config, timeout_s
+    def __init__(self, config_path: Path, config: EdgeConfig, model: Path, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._config_path, self._config, self._model, self._timeout_s = config_path, config, model, timeout_s
 
     def __call__(self, release: AnyRelease, folder: Path) -> None:
         """Raises DigestError or SelfTestError for a release, installed in `folder`, that must not be tried."""
@@ -60,7 +60,7 @@ class SelfTest:
                 check_guesses(release.release, release.golden, report.guesses)
             case RuntimeRelease():
                 environ = runtime_environment(folder / SITE, folder.name, flashed_environment(os.environ))
-                report = self._run(release, ["--model", str(self._config.drafter.model)], environ, None)
+                report = self._run(release, ["--model", str(self._model)], environ, None)
                 if report.version != release.version:
                     raise SelfTestError(f"it calls itself {report.version}, not {release.version}", where=folder.name)
 

@@ -36,7 +36,7 @@ class Following:
             facts,
             updates.rule,
             fetcher=HttpsFetcher(updates.ca),
-            test=SelfTest(config_path, board.config),
+            test=SelfTest(config_path, boot.config, board.config.drafter.model),
             idle=lambda: not board.busy,
             restart=again,
             tell=board.tell_releases,

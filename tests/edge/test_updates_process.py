@@ -58,14 +58,14 @@ def release_of(folder: Path, **more) -> ModelRelease:
 def test_a_model_is_tested_in_a_process_of_its_own_and_must_guess_what_it_should(drafter, tmp_path):
     path = board_file(tmp_path, drafter, 1)
     config = load(path, EdgeConfig)
-    test = SelfTest(path, config)
+    test = SelfTest(path, config, drafter)
     guesses = guess(load_drafter(config), list(PROMPT), 4)
     test(release_of(drafter, golden=Golden(prompt=PROMPT, guesses=guesses, least=4)), drafter)
     wrong = Golden(prompt=PROMPT, guesses=(guesses[0], guesses[1] + 1), least=2)
     with pytest.raises(SelfTestError, match="1 golden guesses in a row, not 2"):
         test(release_of(drafter, golden=wrong), drafter)
     with pytest.raises(SelfTestError, match=r"no end within 0\.01 s"):
-        SelfTest(path, config, timeout_s=0.01)(release_of(drafter), drafter)
+        SelfTest(path, config, drafter, timeout_s=0.01)(release_of(drafter), drafter)
 
 
 def test_a_model_with_one_byte_changed_does_not_pass(drafter, tmp_path):
@@ -77,7 +77,7 @@ def test_a_model_with_one_byte_changed_does_not_pass(drafter, tmp_path):
     (tmp_path / "copy/tokenizer.json").write_bytes(b" " + (drafter / "tokenizer.json").read_bytes())
     path = board_file(tmp_path, drafter, 1)
     with pytest.raises(DigestError, match=r"tokenizer\.json"):
-        SelfTest(path, load(path, EdgeConfig))(release, tmp_path / "copy")
+        SelfTest(path, load(path, EdgeConfig), drafter)(release, tmp_path / "copy")
 
 
 def runtime_wheel(version: str, *, broken: bool = False) -> bytes:
