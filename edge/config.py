@@ -12,6 +12,7 @@ from edge.auto import AutoPolicy
 from edge.calibration import Calibration
 from edge.policy import ChainPolicy, NoDraftPolicy, Policy, SyncPolicy, TreePolicy
 from edge.session import Timing
+from edge.updates.config import UpdatesConfig
 from link.config import BrokerConfig, Section, named_by_section
 from protocol.errors import ConfigError
 from protocol.sampling import Sampling
@@ -158,6 +159,7 @@ class EdgeConfig(Section, frozen=True):
     session: SessionConfig = SessionConfig()
     timing: TimingConfig = TimingConfig()
     api: ApiConfig = ApiConfig()
+    updates: UpdatesConfig | None = None
 
     def __post_init__(self) -> None:
         if self.drafting.policy == "none" and self.session.patience_s == inf:

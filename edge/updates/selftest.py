@@ -1,0 +1,147 @@
+"""What a release must show before it is tried: in a process of its own, so that nothing it does stops the board.
+
+`python -m edge.updates.selftest CONFIG [--model DIRECTORY]` loads the drafter as the board would, lets it guess, and
+prints a `Report` as JSON; a runtime's candidate is the one that runs it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from edge.config import EdgeConfig
+from edge.drafters.manifest import digest
+from edge.drafters.onnx import OnnxDrafter
+from edge.loading import load_drafter, load_text
+from edge.updates.boot import flashed_environment, runtime_environment
+from edge.updates.errors import DigestError, SelfTestError
+from edge.updates.manifest import AnyRelease, Golden, ModelRelease, RuntimeRelease, SettingsRelease, files
+from edge.updates.settings import apply
+from edge.updates.wheels import SITE
+from link.command import package_version
+from link.config import load
+from protocol.errors import ModelError, OutriderError
+from protocol.sampling import Sampling
+
+TIMEOUT_S = 600.0
+NUM_GUESSES = 8
+PROMPT = "Say hello."
+
+
+class Report(msgspec.Struct, frozen=True):
+    """version: of the runtime that wrote it; guesses: the likeliest ids behind the prompt, one after the other."""
+
+    version: str
+    tokenizer_digest: str
+    guesses: tuple[int, ...]
+
+
+class SelfTest:
+    """Tests releases for one board. config_path, config: its file, and what is in it; model: the one that runs now."""
+
+    def __init__(self, config_path: Path, config: EdgeConfig, model: Path, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._config_path, self._config, self._model, self._timeout_s = config_path, config, model, timeout_s
+
+    def __call__(self, release: AnyRelease, folder: Path) -> None:
+        """Raises DigestError or SelfTestError for a release, installed in `folder`, that must not be tried."""
+        check_files(release, folder)
+        match release:
+            case SettingsRelease():
+                apply(self._config, release.settings)
+            case ModelRelease():
+                report = self._run(release, ["--model", str(folder)], dict(os.environ), release.golden)
+                if report.tokenizer_digest != release.tokenizer_digest:
+                    raise SelfTestError(f"its tokenizer is {report.tokenizer_digest[:12]}", where=release.release)
+                check_guesses(release.release, release.golden, report.guesses)
+            case RuntimeRelease():
+                environ = runtime_environment(folder / SITE, folder.name, flashed_environment(os.environ))
+                report = self._run(release, ["--model", str(self._model)], environ, None)
+                if report.version != release.version:
+                    raise SelfTestError(f"it calls itself {report.version}, not {release.version}", where=folder.name)
+
+    def _run(self, release: AnyRelease, more: list[str], environ: dict[str, str], golden: Golden | None) -> Report:
+        command = [sys.executable, "-m", "edge.updates.selftest", str(self._config_path), *more]
+        prompt = msgspec.json.encode(golden.prompt if golden else ())
+        try:
+            done = subprocess.run(
+                command, input=prompt, capture_output=True, env=environ, timeout=self._timeout_s, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise SelfTestError(f"no end within {self._timeout_s:g} s", where=release.release) from None
+        if done.returncode != 0:
+            said = done.stderr.decode(errors="replace").strip().splitlines()
+            raise SelfTestError(
+                f"ended with {done.returncode}: {said[-1] if said else 'no message'}", where=release.release
+            )
+        try:
+            return msgspec.json.decode(done.stdout, type=Report)
+        except msgspec.MsgspecError as error:
+            raise SelfTestError(f"no report: {error}", where=release.release) from None
+
+
+def check_files(release: AnyRelease, folder: Path) -> None:
+    """Raises DigestError for a file that is not what the manifest says."""
+    for file in files(release):
+        try:
+            found = digest(folder / file.name)
+        except ModelError as error:
+            raise DigestError(error.what, where=error.where) from None
+        if found != file.sha256:
+            raise DigestError(f"digest {found[:12]} is not {file.sha256[:12]}", where=str(folder / file.name))
+
+
+def check_guesses(name: str, golden: Golden | None, guesses: tuple[int, ...]) -> None:
+    """Raises SelfTestError where fewer golden guesses came in a row than the release asks for."""
+    if golden is None:
+        return
+    same = 0
+    for ours, theirs in zip(guesses, golden.guesses, strict=False):
+        if ours != theirs:
+            break
+        same += 1
+    if same < min(golden.least, len(golden.guesses)):
+        raise SelfTestError(f"{same} golden guesses in a row, not {golden.least}: {list(guesses)}", where=name)
+
+
+def guess(drafter: OnnxDrafter, prompt: list[int], count: int) -> tuple[int, ...]:
+    """The likeliest ids behind the prompt, one after the other. Raises SelfTestError for logits that are not finite."""
+    row = drafter.prefill(prompt)
+    found: list[int] = []
+    while True:
+        if not np.isfinite(drafter.logits(row)).all():
+            raise SelfTestError(f"logits of position {row.position + 1} are not finite", where=drafter.info.name)
+        found.append(drafter.candidates(row, Sampling(), 1)[0].id)
+        if len(found) == count:
+            return tuple(found)
+        (row,) = drafter.extend([(found[-1], row)])
+
+
+def report_on(config: EdgeConfig, prompt: tuple[int, ...]) -> Report:
+    """Load and guess. prompt: ids; when empty, a question of our own. Raises ModelError, SelfTestError."""
+    drafter = load_drafter(config)
+    ids = list(prompt) or list(load_text(config).chat([{"role": "user", "content": PROMPT}]))
+    return Report(package_version(), drafter.info.tokenizer_digest, guess(drafter, ids, NUM_GUESSES))
+
+
+def main(arguments: list[str]) -> int:
+    """The tested process: prints its report, or the error that it would end the board with."""
+    try:
+        config = load(arguments[0], EdgeConfig)
+        if arguments[1:2] == ["--model"]:
+            drafter = msgspec.structs.replace(config.drafter, model=Path(arguments[2]), verify_weights=True)
+            config = msgspec.structs.replace(config, drafter=drafter)
+        report = report_on(config, msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[int, ...]))
+    except OutriderError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    sys.stdout.buffer.write(msgspec.json.encode(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
