@@ -28,7 +28,7 @@ from edge.loading import load_drafter, load_text
 from edge.session import Request
 from edge.systemd import JournalFormatter, Notifier, Service, is_journal
 from edge.text import Text
-from edge.updates.boot import begin, flashed_environment, restart
+from edge.updates.boot import as_running, begin, flashed_environment, restart
 from edge.updates.service import Following
 from link.command import CommandGroup
 from link.config import load
@@ -129,7 +129,7 @@ def chat(
     prompt: str, config_path: Path, show_drafts: bool, max_tokens: int | None, seed: int | None, wait_s: float
 ) -> None:
     """Stream the verified answer to PROMPT."""
-    config = load(config_path, EdgeConfig)
+    config, _ = as_running(load(config_path, EdgeConfig))
     text = load_text(config)
     client_id = f"outrider-{config.device.name}-chat-{secrets.token_hex(3)}"
     board = Board(config, load_drafter(config), client_id=client_id, present=False)

@@ -50,7 +50,8 @@ class ExpectedConfig(Section, frozen=True):
 
 
 class BoardConfig(Section, frozen=True):
-    """What the hardware is. hardware: a part of the name that its device tree gives, "" for any.
+    """What the hardware is. kind: what releases call it, see docs/updates.md; hardware: a part of the name that its
+    device tree gives, "" for any.
 
     cores: where the process may run: `all`, `big` for the fastest kind of core where there are several, or their
     numbers. memory_mib: most that it should take, 0 for what there is.
@@ -59,6 +60,7 @@ class BoardConfig(Section, frozen=True):
     down, when absent the lowest trip point that says so in sysfs.
     """
 
+    kind: str = "generic"
     hardware: str = ""
     cores: Literal["all", "big"] | Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=1)] = "all"
     memory_mib: Annotated[int, Meta(ge=0)] = 0

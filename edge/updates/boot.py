@@ -21,7 +21,7 @@ from edge.config import EdgeConfig
 from edge.updates.errors import SelfTestError, StoreError, UpdateError
 from edge.updates.judge import Rule
 from edge.updates.manifest import KINDS, Kind, SettingsRelease
-from edge.updates.plan import Plan, Ref, describe
+from edge.updates.plan import Plan, Record, Ref, describe
 from edge.updates.settings import Settings, apply
 from edge.updates.store import Store
 from edge.updates.wheels import SITE
@@ -43,6 +43,35 @@ def begin(config: EdgeConfig) -> Boot | None:
     except StoreError as error:
         log.error("%s; starting what was flashed, and taking no updates", error)
         return None
+
+
+def as_running(config: EdgeConfig) -> tuple[EdgeConfig, str]:
+    """(the configuration under what is active, what that is for a person), for a command beside the service: nothing is
+    changed. What was flashed and an empty text without `[updates]`. Raises UpdateError where the store cannot be read.
+    """
+    if config.updates is None:
+        return config, ""
+    store = Store(config.device.state / STORE, config.updates.keys).read()
+    return _under(config, store, store.record), describe(store.record)
+
+
+def _settings(store: Store, record: Record) -> Settings:
+    ref = record.active("settings")
+    if ref is None:
+        return Settings()
+    release = store.release(store.path("settings", ref.digest))
+    if not isinstance(release, SettingsRelease):
+        raise SelfTestError(f"{release.kind} instead of settings", where=ref.release)
+    return release.settings
+
+
+def _under(config: EdgeConfig, store: Store, record: Record) -> EdgeConfig:
+    """Raises UpdateError for settings that cannot be read or do not fit the board's file."""
+    config = apply(config, _settings(store, record))
+    if (ref := record.active("model")) is not None:
+        drafter = msgspec.structs.replace(config.drafter, model=store.path("model", ref.digest))
+        config = msgspec.structs.replace(config, drafter=drafter)
+    return config
 
 
 class Boot:
@@ -97,27 +126,17 @@ class Boot:
 
     def configured(self) -> EdgeConfig:
         """The configuration under the active model and settings."""
-        config = self.config
-        while (ref := self.active("settings")) is not None:
+        while True:
             try:
-                config = apply(self.config, self.settings())
-                break
+                return _under(self.config, self.store, self._plan.record)
             except UpdateError as error:
+                ref = self.active("settings")
+                assert ref is not None
                 self.give_up("settings", ref, str(error))
-        if (ref := self.active("model")) is not None:
-            drafter = msgspec.structs.replace(config.drafter, model=self.store.path("model", ref.digest))
-            config = msgspec.structs.replace(config, drafter=drafter)
-        return config
 
     def settings(self) -> Settings:
         """The active ones. Raises UpdateError where they cannot be read."""
-        ref = self.active("settings")
-        if ref is None:
-            return Settings()
-        release = self.store.release(self.store.path("settings", ref.digest))
-        if not isinstance(release, SettingsRelease):
-            raise SelfTestError(f"{release.kind} instead of settings", where=ref.release)
-        return release.settings
+        return _settings(self.store, self._plan.record)
 
     def load(self, load: Callable[[EdgeConfig], T]) -> tuple[EdgeConfig, T]:
         """The configuration, and what `load` makes of it: of the best model that it can load.

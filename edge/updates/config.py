@@ -14,14 +14,13 @@ from protocol.messages import Name
 
 class UpdatesConfig(Section, frozen=True):
     """keys: Ed25519 public keys in hex, each trusted alone: name the next one beside the present one before it is used;
-    channel: whose announcements this board follows; board: which kind of board it is, e.g. `raspberry-pi-5`; ca: PEM
+    channel: whose announcements this board follows; ca: PEM
     file of the authorities of the servers that releases are fetched from, the system's when absent; data_cap_mb:
     megabytes a month that fetching may take; trial_rounds, trial_margin: see `edge.updates.judge.Rule`.
     """
 
     keys: Annotated[tuple[Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")], ...], Meta(min_length=1, max_length=16)]
     channel: Name = "stable"
-    board: str = "generic"
     ca: Path | None = None
     data_cap_mb: Annotated[int, Meta(ge=0)] | None = None
     trial_rounds: Annotated[int, Meta(ge=1)] = 200

@@ -28,7 +28,6 @@ KINDS: tuple[Kind, ...] = RELEASE_KINDS  # type: ignore[assignment]
 Name: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]
 Digest: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Version: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9]{1,6}(\.[0-9]{1,6}){0,3}\Z")]
-Id: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 RESERVED = "release.json"  # where the store keeps the announcement, beside the release's own files
 PART = ".part"  # what is not whole yet
@@ -41,16 +40,6 @@ class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     size: Annotated[int, Meta(ge=0, le=1 << 40)]
     sha256: Digest
     url: Annotated[str, Meta(pattern=r"^https://[^\s]+\Z", max_length=2000)]
-
-
-class Golden(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a model must guess. prompt: ids; guesses: its likeliest ids behind it, one after the other; least: how many
-    of them must come in a row from the first on: kernels that sum in another order may differ in the later ones.
-    """
-
-    prompt: Annotated[tuple[Id, ...], Meta(min_length=1, max_length=512)]
-    guesses: Annotated[tuple[Id, ...], Meta(min_length=1, max_length=64)]
-    least: Annotated[int, Meta(ge=1, le=64)] = 1
 
 
 class Release(
@@ -81,7 +70,6 @@ class ModelRelease(Release, frozen=True, kw_only=True, tag="model"):
 
     files: Annotated[tuple[File, ...], Meta(min_length=1, max_length=64)]
     tokenizer_digest: Digest
-    golden: Golden | None = None
 
 
 class RuntimeRelease(Release, frozen=True, kw_only=True, tag="runtime"):

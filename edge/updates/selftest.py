@@ -1,7 +1,7 @@
 """What a release must show before it is tried: in a process of its own, so that nothing it does stops the board.
 
-`python -m edge.updates.selftest CONFIG [--model DIRECTORY]` loads the drafter as the board would, lets it guess, and
-prints a `Report` as JSON; a runtime's candidate is the one that runs it.
+`python -m edge.updates.selftest CONFIG MODEL` loads the drafter as the board would, lets it guess, and prints a
+`Report` as JSON; a runtime's candidate is the one that runs it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ import msgspec
 import numpy as np
 
 from edge.config import EdgeConfig
-from edge.drafters.manifest import digest
-from edge.drafters.onnx import OnnxDrafter
+from edge.drafters import golden, manifest
 from edge.loading import load_drafter, load_text
 from edge.updates.boot import flashed_environment, runtime_environment
 from edge.updates.errors import DigestError, SelfTestError
-from edge.updates.manifest import AnyRelease, Golden, ModelRelease, RuntimeRelease, SettingsRelease, files
+from edge.updates.manifest import AnyRelease, ModelRelease, RuntimeRelease, SettingsRelease, files
 from edge.updates.settings import apply
 from edge.updates.wheels import SITE
 from link.command import package_version
@@ -29,16 +28,14 @@ from protocol.errors import ModelError, OutriderError
 from protocol.sampling import Sampling
 
 TIMEOUT_S = 600.0
-NUM_GUESSES = 8
 PROMPT = "Say hello."
 
 
 class Report(msgspec.Struct, frozen=True):
-    """version: of the runtime that wrote it; guesses: the likeliest ids behind the prompt, one after the other."""
+    """version: of the runtime that wrote it; tokenizer_digest: of the drafter."""
 
     version: str
     tokenizer_digest: str
-    guesses: tuple[int, ...]
 
 
 class SelfTest:
@@ -54,23 +51,19 @@ class SelfTest:
             case SettingsRelease():
                 apply(self._config, release.settings)
             case ModelRelease():
-                report = self._run(release, ["--model", str(folder)], dict(os.environ), release.golden)
+                report = self._run(release, folder, dict(os.environ))
                 if report.tokenizer_digest != release.tokenizer_digest:
                     raise SelfTestError(f"its tokenizer is {report.tokenizer_digest[:12]}", where=release.release)
-                check_guesses(release.release, release.golden, report.guesses)
             case RuntimeRelease():
                 environ = runtime_environment(folder / SITE, folder.name, flashed_environment(os.environ))
-                report = self._run(release, ["--model", str(self._model)], environ, None)
+                report = self._run(release, self._model, environ)
                 if report.version != release.version:
                     raise SelfTestError(f"it calls itself {report.version}, not {release.version}", where=folder.name)
 
-    def _run(self, release: AnyRelease, more: list[str], environ: dict[str, str], golden: Golden | None) -> Report:
-        command = [sys.executable, "-m", "edge.updates.selftest", str(self._config_path), *more]
-        prompt = msgspec.json.encode(golden.prompt if golden else ())
+    def _run(self, release: AnyRelease, model: Path, environ: dict[str, str]) -> Report:
+        command = [sys.executable, "-m", "edge.updates.selftest", str(self._config_path), str(model)]
         try:
-            done = subprocess.run(
-                command, input=prompt, capture_output=True, env=environ, timeout=self._timeout_s, check=False
-            )
+            done = subprocess.run(command, capture_output=True, env=environ, timeout=self._timeout_s, check=False)
         except subprocess.TimeoutExpired:
             raise SelfTestError(f"no end within {self._timeout_s:g} s", where=release.release) from None
         if done.returncode != 0:
@@ -88,54 +81,36 @@ def check_files(release: AnyRelease, folder: Path) -> None:
     """Raises DigestError for a file that is not what the manifest says."""
     for file in files(release):
         try:
-            found = digest(folder / file.name)
+            found = manifest.digest(folder / file.name)
         except ModelError as error:
             raise DigestError(error.what, where=error.where) from None
         if found != file.sha256:
             raise DigestError(f"digest {found[:12]} is not {file.sha256[:12]}", where=str(folder / file.name))
 
 
-def check_guesses(name: str, golden: Golden | None, guesses: tuple[int, ...]) -> None:
-    """Raises SelfTestError where fewer golden guesses came in a row than the release asks for."""
-    if golden is None:
-        return
-    same = 0
-    for ours, theirs in zip(guesses, golden.guesses, strict=False):
-        if ours != theirs:
-            break
-        same += 1
-    if same < min(golden.least, len(golden.guesses)):
-        raise SelfTestError(f"{same} golden guesses in a row, not {golden.least}: {list(guesses)}", where=name)
+def report_on(config: EdgeConfig) -> Report:
+    """Load the drafter, and let it guess what its manifest says that it must, and behind a text of our own.
 
-
-def guess(drafter: OnnxDrafter, prompt: list[int], count: int) -> tuple[int, ...]:
-    """The likeliest ids behind the prompt, one after the other. Raises SelfTestError for logits that are not finite."""
-    row = drafter.prefill(prompt)
-    found: list[int] = []
-    while True:
+    Raises ModelError, and SelfTestError for logits that are not finite.
+    """
+    drafter = load_drafter(config)
+    expected = manifest.read(config.drafter.model, "drafter").golden
+    if expected is not None:
+        golden.check(drafter, expected, str(config.drafter.model))
+    row = drafter.prefill(load_text(config).chat([{"role": "user", "content": PROMPT}]))
+    for _ in range(golden.GUESSES):
         if not np.isfinite(drafter.logits(row)).all():
             raise SelfTestError(f"logits of position {row.position + 1} are not finite", where=drafter.info.name)
-        found.append(drafter.candidates(row, Sampling(), 1)[0].id)
-        if len(found) == count:
-            return tuple(found)
-        (row,) = drafter.extend([(found[-1], row)])
+        (row,) = drafter.extend([(drafter.candidates(row, Sampling(), 1)[0].id, row)])
+    return Report(package_version(), drafter.info.tokenizer_digest)
 
 
-def report_on(config: EdgeConfig, prompt: tuple[int, ...]) -> Report:
-    """Load and guess. prompt: ids; when empty, a question of our own. Raises ModelError, SelfTestError."""
-    drafter = load_drafter(config)
-    ids = list(prompt) or list(load_text(config).chat([{"role": "user", "content": PROMPT}]))
-    return Report(package_version(), drafter.info.tokenizer_digest, guess(drafter, ids, NUM_GUESSES))
-
-
-def main(arguments: list[str]) -> int:
+def main(config_path: str, model: str) -> int:
     """The tested process: prints its report, or the error that it would end the board with."""
     try:
-        config = load(arguments[0], EdgeConfig)
-        if arguments[1:2] == ["--model"]:
-            drafter = msgspec.structs.replace(config.drafter, model=Path(arguments[2]), verify_weights=True)
-            config = msgspec.structs.replace(config, drafter=drafter)
-        report = report_on(config, msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[int, ...]))
+        config = load(Path(config_path), EdgeConfig)
+        drafter = msgspec.structs.replace(config.drafter, model=Path(model), verify_weights=True)
+        report = report_on(msgspec.structs.replace(config, drafter=drafter))
     except OutriderError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -144,4 +119,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:]))

@@ -29,7 +29,11 @@ class Following:
         if settings.log_level is not None:
             logging.getLogger().setLevel(settings.log_level.upper())
         facts = Facts(
-            board.device, updates.board, updates.channel, package_version(), board.drafter.info.tokenizer_digest
+            board.device,
+            board.config.board.kind,
+            updates.channel,
+            package_version(),
+            board.drafter.info.tokenizer_digest,
         )
         self._updater = Updater(
             boot.store,

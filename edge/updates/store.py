@@ -44,7 +44,7 @@ class Store:
         self.record = Record()
 
     def open(self) -> Store:
-        """Make what is missing, and read the record. Raises StoreError where there is one that cannot be read."""
+        """Make what is missing, and `read`."""
         with named(self.root):
             self.root.parent.mkdir(parents=True, exist_ok=True)
             self.disk.make_directory(self.root)
@@ -52,7 +52,12 @@ class Store:
                 self.disk.make_directory(self.root / folder)
             self.disk.sync(self.root)
             self.disk.sync(self.root.parent)
-            path = self.root / RECORD
+        return self.read()
+
+    def read(self) -> Store:
+        """Read the record, and change nothing. Raises StoreError where there is one that cannot be read."""
+        path = self.root / RECORD
+        with named(path):
             try:
                 self.record = msgspec.json.decode(path.read_bytes(), type=Record)
             except FileNotFoundError:

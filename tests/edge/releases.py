@@ -133,7 +133,7 @@ def flash(folder: Path) -> EdgeConfig:
     return EdgeConfig(
         device=DeviceConfig(name=FACTS.device, state=folder / "state"),
         drafter=DrafterConfig(model=model),
-        updates=UpdatesConfig(keys=(PUBLIC,), board=FACTS.board),
+        updates=UpdatesConfig(keys=(PUBLIC,)),
     )
 
 

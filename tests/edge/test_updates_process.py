@@ -11,14 +11,16 @@ import time
 import zipfile
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from edge.config import EdgeConfig
+from edge.drafters import golden
 from edge.drafters import manifest as model_manifest
 from edge.loading import load_drafter
 from edge.updates.errors import DigestError, SelfTestError
-from edge.updates.manifest import File, Golden, ModelRelease, RuntimeRelease
-from edge.updates.selftest import SelfTest, guess
+from edge.updates.manifest import File, ModelRelease, RuntimeRelease
+from edge.updates.selftest import SelfTest
 from link.config import BrokerConfig, load
 from link.mqtt import MqttLink
 from protocol.messages import DeviceState, decode, encode
@@ -46,38 +48,53 @@ def drafter(smollm2):
     return smollm2[0]
 
 
-def release_of(folder: Path, **more) -> ModelRelease:
+def release_of(folder: Path) -> ModelRelease:
     files = tuple(
         File(name=p.name, size=p.stat().st_size, sha256=model_manifest.digest(p), url=f"https://x.example/{p.name}")
         for p in sorted(folder.iterdir())
     )
     tokenizer = model_manifest.read(folder, "drafter").tokenizer_digest
-    return ModelRelease(release="m", serial=1, channel="stable", files=files, tokenizer_digest=tokenizer, **more)
+    return ModelRelease(release="m", serial=1, channel="stable", files=files, tokenizer_digest=tokenizer)
+
+
+def copy_of(drafter: Path, folder: Path, changed: str, data: bytes) -> Path:
+    """The same model with one file that is another."""
+    folder.mkdir()
+    for path in drafter.iterdir():
+        if path.name != changed:
+            (folder / path.name).symlink_to(path)
+    (folder / changed).write_bytes(data)
+    return folder
+
+
+def with_golden(drafter: Path, folder: Path, expected: model_manifest.Golden) -> Path:
+    facts = msgspec.structs.replace(model_manifest.read(drafter, "drafter"), golden=expected)
+    return copy_of(drafter, folder, "manifest.json", msgspec.json.encode(facts))
 
 
 def test_a_model_is_tested_in_a_process_of_its_own_and_must_guess_what_it_should(drafter, tmp_path):
     path = board_file(tmp_path, drafter, 1)
     config = load(path, EdgeConfig)
     test = SelfTest(path, config, drafter)
-    guesses = guess(load_drafter(config), list(PROMPT), 4)
-    test(release_of(drafter, golden=Golden(prompt=PROMPT, guesses=guesses, least=4)), drafter)
-    wrong = Golden(prompt=PROMPT, guesses=(guesses[0], guesses[1] + 1), least=2)
-    with pytest.raises(SelfTestError, match="1 golden guesses in a row, not 2"):
-        test(release_of(drafter, golden=wrong), drafter)
+    expected = golden.record(load_drafter(config), PROMPT)
+    good = with_golden(drafter, tmp_path / "good", expected)
+    test(release_of(good), good)
+    ids = list(expected.ids)
+    ids[expected.sure[0]] += 1
+    bad = with_golden(drafter, tmp_path / "bad", msgspec.structs.replace(expected, ids=tuple(ids)))
+    with pytest.raises(SelfTestError, match=r"of the .* guesses in the manifest are others here"):
+        test(release_of(bad), bad)
     with pytest.raises(SelfTestError, match=r"no end within 0\.01 s"):
         SelfTest(path, config, drafter, timeout_s=0.01)(release_of(drafter), drafter)
 
 
 def test_a_model_with_one_byte_changed_does_not_pass(drafter, tmp_path):
     release = release_of(drafter)
-    (tmp_path / "copy").mkdir()
-    for path in drafter.iterdir():
-        (tmp_path / "copy" / path.name).symlink_to(path)
-    (tmp_path / "copy/tokenizer.json").unlink()
-    (tmp_path / "copy/tokenizer.json").write_bytes(b" " + (drafter / "tokenizer.json").read_bytes())
+    changed = b" " + (drafter / "tokenizer.json").read_bytes()
+    copy = copy_of(drafter, tmp_path / "copy", "tokenizer.json", changed)
     path = board_file(tmp_path, drafter, 1)
     with pytest.raises(DigestError, match=r"tokenizer\.json"):
-        SelfTest(path, load(path, EdgeConfig), drafter)(release, tmp_path / "copy")
+        SelfTest(path, load(path, EdgeConfig), drafter)(release, copy)
 
 
 def runtime_wheel(version: str, *, broken: bool = False) -> bytes:

@@ -10,12 +10,12 @@ from typing import Any
 import click
 import msgspec
 
-from edge.updates.manifest import AnyRelease, Golden, content_digest
+from edge.updates.manifest import AnyRelease, content_digest
 from edge.updates.settings import Settings
 from link.command import CommandGroup
 from link.config import BrokerConfig, Section, load
 from link.mqtt import MqttLink
-from protocol.errors import ConfigError, LinkError
+from protocol.errors import LinkError
 from tools.release import manifests
 
 file_path = click.Path(path_type=Path)
@@ -87,16 +87,11 @@ class Shared(msgspec.Struct, frozen=True):
 @sign.command()
 @click.argument("directory", type=folder_path)
 @click.option("--url", required=True, help="https:// address of the directory that the files are served from.")
-@click.option("--golden", type=file_path, help='JSON: {"prompt": [ids], "guesses": [ids], "least": 1}')
 @common
-def model(directory: Path, url: str, golden: Path | None, **options: Any) -> None:
+def model(directory: Path, url: str, **options: Any) -> None:
     """The drafter in DIRECTORY."""
     shared = Shared(**options)
-    try:
-        expected = msgspec.json.decode(golden.read_bytes(), type=Golden) if golden else None
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"no golden guesses: {error}", where=str(golden)) from None
-    _write(manifests.model_release(directory, url, golden=expected, **shared.fields("model")), shared)
+    _write(manifests.model_release(directory, url, **shared.fields("model")), shared)
 
 
 @sign.command()
