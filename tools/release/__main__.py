@@ -1,4 +1,4 @@
-"""`python -m tools.release key|sign|announce`."""
+"""`python -m tools.release key|sign|announce|status`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from link.command import CommandGroup
 from link.config import BrokerConfig, Section, load
 from link.mqtt import MqttLink
 from protocol.errors import LinkError
-from tools.release import manifests
+from tools.release import fleet, manifests
 
 file_path = click.Path(path_type=Path)
 folder_path = click.Path(path_type=Path, exists=True, file_okay=False)
@@ -124,14 +124,38 @@ def _write(release: AnyRelease, shared: Shared) -> None:
 
 
 class ReleaseConfig(Section, frozen=True):
-    """The file of `announce`: the broker, and the user there that may write below `outrider/v1/updates/`."""
+    """The file of `announce` and `status`: the broker, and the user there that may write below `outrider/v1/updates/`
+    and read the boards' states.
+    """
 
     broker: BrokerConfig = BrokerConfig()
 
 
+config_option = click.option(
+    "--config", "config_path", type=file_path, required=True, help="TOML with a `[broker]` section."
+)
+
+
+@main.command()
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: the states by device.")
+@click.option("--wait-s", type=float, default=10.0, show_default=True, help="For the broker.")
+def status(config_path: Path, as_json: bool, wait_s: float) -> None:
+    """Which board runs what, and how many run each release."""
+    states = fleet.device_states(load(config_path, ReleaseConfig).broker, wait_s)
+    if as_json:
+        click.echo(msgspec.json.encode(states))
+        return
+    for device, state in states.items():
+        drafter = f"{state.drafter} {state.drafter_digest[:12]}".strip()
+        click.echo("  ".join(filter(None, [device, state.status, state.version, drafter, state.releases])))
+    for what, boards in sorted(fleet.count(states).items()):
+        click.echo(f"{boards:6} {what}")
+
+
 @main.command()
 @click.argument("manifest", type=file_path)
-@click.option("--config", "config_path", type=file_path, required=True, help="TOML with a `[broker]` section.")
+@config_option
 @click.option("--public-key", "keys", multiple=True, help="One that boards trust; the signature is checked first.")
 @click.option("--wait-s", type=float, default=10.0, show_default=True)
 def announce(manifest: Path, config_path: Path, keys: tuple[str, ...], wait_s: float) -> None:
