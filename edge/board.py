@@ -139,6 +139,11 @@ class Board:
         self._releases = line
         self._retain()
 
+    def moved(self) -> int:
+        """Payload bytes that the link has carried, both ways."""
+        counters = self.link.counters()
+        return counters.bytes_sent + counters.bytes_received
+
     def start(self) -> Board:
         self.link.start()
         self.watch.start()

@@ -14,9 +14,9 @@ from protocol.messages import Name
 
 class UpdatesConfig(Section, frozen=True):
     """keys: Ed25519 public keys in hex, each trusted alone: name the next one beside the present one before it is used;
-    channel: whose announcements this board follows; ca: PEM
-    file of the authorities of the servers that releases are fetched from, the system's when absent; data_cap_mb:
-    megabytes a month that fetching may take; trial_rounds, trial_margin: see `edge.updates.judge.Rule`.
+    channel: whose announcements this board follows; ca: PEM file of the authorities of the servers that releases are
+    fetched from, the system's when absent; data_cap_mb: megabytes (10^6) a month that sessions and fetching may take
+    together, to which fetching keeps; trial_rounds, trial_margin: see `edge.updates.judge.Rule`.
     """
 
     keys: Annotated[tuple[Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")], ...], Meta(min_length=1, max_length=16)]

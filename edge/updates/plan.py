@@ -259,7 +259,7 @@ class Plan:
         return [Collect()]
 
     def spent(self, month: str, num_bytes: int) -> list[Action]:
-        """So many bytes were fetched."""
+        """So many bytes were fetched or carried by the link."""
         usage = self.record.usage
         before = usage.bytes if usage.month == month else 0
         self.record = replace(self.record, usage=Usage(month, before + num_bytes))

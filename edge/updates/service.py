@@ -44,6 +44,7 @@ class Following:
             idle=lambda: not board.busy,
             restart=again,
             tell=board.tell_releases,
+            moved=board.moved,
             data_cap_mb=updates.data_cap_mb if settings.data_cap_mb is None else settings.data_cap_mb,
         )
         board.follow(self._updater, updates.channel)

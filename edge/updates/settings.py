@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """patience_s: default of sessions, 1e9 waits for ever (JSON has no infinity); policy: how the board drafts;
-    log_level; data_cap_mb: megabytes (10^6) a month that fetching may take, 0 fetches nothing.
+    log_level; data_cap_mb: megabytes (10^6) a month that sessions and fetching may take, 0 fetches nothing.
     """
 
     patience_s: Annotated[float, Meta(ge=0, le=1e9)] | None = None

@@ -37,7 +37,8 @@ class Updater:
     """`announced` and `ended` may be called on any thread and return at once; `step` does the work, in one thread.
 
     idle: whether no session runs; restart: ends this process in favour of what the record names, called once, when
-    idle; tell: called with a line for the device's state when what runs has changed. data_cap_mb: of fetching a month.
+    idle; tell: called with a line for the device's state when what runs has changed. moved: bytes that the link has
+    carried since this process began; data_cap_mb: of them and of fetching, a month; only fetching keeps to it.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Updater:
         idle: Callable[[], bool],
         restart: Callable[[], None],
         tell: Callable[[str], None] = lambda line: None,
+        moved: Callable[[], int] = lambda: 0,
         data_cap_mb: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -59,6 +61,7 @@ class Updater:
         self.plan.steady_from(clock())
         self._fetcher, self._test, self._idle, self._restart, self._clock = fetcher, test, idle, restart, clock
         self._tell, self._told = tell, ""
+        self._moved, self._counted = moved, 0
         self._events: SimpleQueue[Announcement | Score] = SimpleQueue()
         self._news = threading.Event()
         self._closing = self._leaving = False
@@ -103,6 +106,7 @@ class Updater:
             self._news.clear()
         try:
             self._heed()
+            self._count()
             self.plan.stopped()
             self._save()
         except UpdateError as error:
@@ -126,6 +130,7 @@ class Updater:
             except Empty:
                 return
             if isinstance(event, Score):
+                self._count()
                 self._follow(self.plan.scored(event))
                 continue
             try:
@@ -140,6 +145,15 @@ class Updater:
             if (wanted is not None and wanted.digest == digest) or self.store.path(release.kind, digest).is_dir():
                 self.store.stage(release.kind, digest, encode(event))
             self._follow(actions)
+
+    def _month(self) -> str:
+        return time.strftime("%Y-%m", time.gmtime(self._clock()))
+
+    def _count(self) -> None:
+        """What the link has carried since it was last looked at."""
+        moved = self._moved()
+        self.plan.spent(self._month(), moved - self._counted)
+        self._counted = moved
 
     def _follow(self, actions: list[Action]) -> None:
         """What an event leads to, after the record that it led to is durable."""
@@ -179,7 +193,8 @@ class Updater:
             came += num_bytes
             return not self._closing and self._events.empty()
 
-        month = time.strftime("%Y-%m", time.gmtime(self._clock()))
+        self._count()
+        month = self._month()
         try:
             if not self.store.path(kind, ref.digest).is_dir():
                 folder = self.store.staging(kind, ref.digest)

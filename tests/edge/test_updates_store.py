@@ -109,6 +109,22 @@ def test_the_months_cap_puts_a_download_off_to_the_next_month(board, shelf):
     assert board.store.record.usage.bytes == sum(file.size for file in shelf.model("m-1", 1).files)
 
 
+def test_what_sessions_take_of_the_months_cap_is_left_to_them(board, shelf):
+    moved = 1_000_000
+    board.updater._moved = lambda: moved
+    board.updater._data_cap_mb = 1
+    board.talk()
+    board.announce(shelf.model("m-1", 1))
+    board.work()
+    assert board.store.record.usage.bytes == moved and not shelf.asked
+    moved += 50
+    board.talk()
+    assert board.store.record.usage.bytes == moved, "what was counted is not counted again"
+    board.now += 32 * 24 * 3600
+    board.settle()
+    assert board.model.name == "m-1"
+
+
 def test_a_full_disk_leaves_what_runs_and_the_rest_comes_when_there_is_room(tmp_path, shelf):
     class FullDisk(NoSyncDisk):
         full = True
