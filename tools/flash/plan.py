@@ -23,10 +23,13 @@ MODEL = f"{STATE}/models/drafter"
 
 LAUNCHER = """\
 #!/usr/bin/python{version}
+import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
+lib = str(Path(__file__).resolve().parent.parent / "lib")
+sys.path.insert(0, lib)
+os.environ["PYTHONPATH"] = lib  # for a release's test, and for the board that begins again
 from edge.cli import main
 
 main(prog_name="outrider-edge")
