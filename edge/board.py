@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Protocol
 
 import msgspec
 
@@ -17,7 +18,7 @@ from edge.drafters.base import Drafter
 from edge.journal import Entry, Journal
 from edge.policy import NoDraftPolicy
 from edge.runtime import SessionRun
-from edge.session import Request, Send
+from edge.session import Request, Send, Tally
 from edge.targets import choose_target
 from edge.turns import Turns
 from edge.window import Window
@@ -26,7 +27,7 @@ from link.command import package_version
 from link.mqtt import MqttLink
 from protocol import topics
 from protocol.errors import LinkError, OutriderError, SessionError, WireError
-from protocol.messages import DeviceState, Error, ErrorCode, Health, VerifierState, decode, encode
+from protocol.messages import Announcement, DeviceState, Error, ErrorCode, Health, VerifierState, decode, encode
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,15 @@ class Stream:
         self._queue.put(None)
 
 
+class Updates(Protocol):
+    """Who takes releases, see `edge.updates`. Both are called on the board's threads, and return at once."""
+
+    def announced(self, announcement: Announcement) -> None: ...
+
+    def ended(self, tally: Tally) -> None:
+        """A session has ended."""
+
+
 class Board:
     """Opens sessions. The drafter serves one session at a time; others meanwhile are streamed without it.
 
@@ -104,6 +114,8 @@ class Board:
         self._verifiers_changed = threading.Event()
         self._turns = Turns()
         self._present, self._closing = present, False
+        self._updates: Updates | None = None
+        self._releases = ""
         state_topic = topics.device_state_topic(self.device)
         will = Will(state_topic, encode(DeviceState("offline")), retain=True, expiry_s=OFFLINE_EXPIRY_S)
         self.link = MqttLink(
@@ -116,6 +128,21 @@ class Board:
             will=will if present else None,
         )
         self._retain()
+
+    def follow(self, updates: Updates, channel: str) -> None:
+        """Take the releases of a channel from now on."""
+        self._updates = updates
+        self.link.subscribe(topics.update_topic(channel, "+"), 1)
+
+    def tell_releases(self, line: str) -> None:
+        """What runs, for the device's state."""
+        self._releases = line
+        self._retain()
+
+    def moved(self) -> int:
+        """Payload bytes that the link has carried, both ways."""
+        counters = self.link.counters()
+        return counters.bytes_sent + counters.bytes_received
 
     def start(self) -> Board:
         self.link.start()
@@ -228,6 +255,8 @@ class Board:
                 with self._lock:
                     self._runs.remove(run)
                     self._turns.ended(window)
+                if self._updates is not None:
+                    self._updates.ended(window.tally)
                 if drafting:
                     self._drafter_free.release()
                 journal.close()
@@ -270,6 +299,10 @@ class Board:
             message = decode(payload)
         except WireError as error:
             log.warning("%s: %s", topic, error)
+            return
+        if isinstance(message, Announcement):
+            if self._updates is not None:
+                self._updates.announced(message)
             return
         if isinstance(message, VerifierState):
             with self._lock:
@@ -338,4 +371,5 @@ class Board:
             tokenizer_digest=info.tokenizer_digest,
             compute=info.compute,
             health=health,
+            releases=self._releases,
         )

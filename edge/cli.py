@@ -28,6 +28,8 @@ from edge.loading import load_drafter, load_text
 from edge.session import Request
 from edge.systemd import JournalFormatter, Notifier, Service, is_journal
 from edge.text import Text
+from edge.updates.boot import as_running, begin, flashed_environment, restart
+from edge.updates.service import Following
 from link.command import CommandGroup
 from link.config import load
 from protocol.errors import OutriderError
@@ -35,6 +37,7 @@ from protocol.errors import OutriderError
 log = logging.getLogger(__name__)
 
 SWITCH_S = 0.0005  # a message that arrives beside a busy thread would wait ten times as long by default
+AGAIN = 0  # no signal's number: the board begins again, with another release
 
 MARKS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
 DEFAULT_CONFIG = Path("/etc/outrider/edge.toml")
@@ -78,12 +81,17 @@ def _serve(config_path: Path, notifier: Notifier) -> None:
     from edge.api import Api  # its web server is not needed for the other commands
 
     config = load(config_path, EdgeConfig)
+    boot = begin(config)
+    if boot is not None:
+        boot.become_runtime(sys.argv[1:])
     notifier.status(f"loading {config.drafter.model}")
-    board = Board(config, load_drafter(config))
+    config, drafter = boot.load(load_drafter) if boot is not None else (config, load_drafter(config))
+    board = Board(config, drafter)
     api = Api(board, load_text(config), config.api)
     stopped: SimpleQueue[int] = SimpleQueue()  # an Event that is set in mid-wait by a signal's handler locks up
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: stopped.put(number))
+    following = Following(boot, config_path, board, lambda: stopped.put(AGAIN)) if boot is not None else None
     board.start()
     for entry in board.journal.unfinished():
         log.info("going on with session %016x after %d tokens", entry.request.session, len(entry.committed))
@@ -91,21 +99,25 @@ def _serve(config_path: Path, notifier: Notifier) -> None:
     api.start()
     service = Service(notifier, board.loops, board.status)
     service.ready()
+    told = None
     try:
-        while not _told(stopped, within_s=service.look()):
+        while (told := _told(stopped, within_s=service.look())) is None:
             pass
     finally:
-        service.stopping()
+        service.beginning_again() if told == AGAIN else service.stopping()
+        if following is not None:
+            following.close()
         api.stop()
         board.close()
+    if told == AGAIN and stopped.empty():
+        restart(sys.argv[1:], flashed_environment(os.environ))
 
 
-def _told(stopped: SimpleQueue[int], within_s: float) -> bool:
+def _told(stopped: SimpleQueue[int], within_s: float) -> int | None:
     try:
-        stopped.get(timeout=within_s)
+        return stopped.get(timeout=within_s)
     except Empty:
-        return False
-    return True
+        return None
 
 
 @main.command()
@@ -119,7 +131,7 @@ def chat(
     prompt: str, config_path: Path, show_drafts: bool, max_tokens: int | None, seed: int | None, wait_s: float
 ) -> None:
     """Stream the verified answer to PROMPT."""
-    config = load(config_path, EdgeConfig)
+    config, _ = as_running(load(config_path, EdgeConfig))
     text = load_text(config)
     client_id = f"outrider-{config.device.name}-chat-{secrets.token_hex(3)}"
     board = Board(config, load_drafter(config), client_id=client_id, present=False)

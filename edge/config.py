@@ -12,6 +12,7 @@ from edge.auto import AutoPolicy
 from edge.calibration import Calibration
 from edge.policy import ChainPolicy, NoDraftPolicy, Policy, SyncPolicy, TreePolicy
 from edge.session import Timing
+from edge.updates.config import UpdatesConfig
 from link.config import BrokerConfig, Section, named_by_section
 from protocol.errors import ConfigError
 from protocol.sampling import Sampling
@@ -49,7 +50,8 @@ class ExpectedConfig(Section, frozen=True):
 
 
 class BoardConfig(Section, frozen=True):
-    """What the hardware is. hardware: a part of the name that its device tree gives, "" for any.
+    """What the hardware is. kind: what releases call it, see docs/updates.md; hardware: a part of the name that its
+    device tree gives, "" for any.
 
     cores: where the process may run: `all`, `big` for the fastest kind of core where there are several, or their
     numbers. memory_mib: most that it should take, 0 for what there is.
@@ -58,6 +60,7 @@ class BoardConfig(Section, frozen=True):
     down, when absent the lowest trip point that says so in sysfs.
     """
 
+    kind: str = "generic"
     hardware: str = ""
     cores: Literal["all", "big"] | Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=1)] = "all"
     memory_mib: Annotated[int, Meta(ge=0)] = 0
@@ -158,6 +161,7 @@ class EdgeConfig(Section, frozen=True):
     session: SessionConfig = SessionConfig()
     timing: TimingConfig = TimingConfig()
     api: ApiConfig = ApiConfig()
+    updates: UpdatesConfig | None = None
 
     def __post_init__(self) -> None:
         if self.drafting.policy == "none" and self.session.patience_s == inf:

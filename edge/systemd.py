@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0  # how often the board's loops are looked at
 STUCK_S = 30.0  # the longest turn of a loop where no watchdog says otherwise
+AGAIN_S = 600.0  # for a process that begins again: a runtime, a drafter and its self-test are loaded in silence
 SEND_S = 1.0  # a manager that does not read must not hold us up
 STATUS_BYTES = 400
 
@@ -103,7 +104,8 @@ class Service:
 
     def ready(self) -> None:
         """Applications on the board are served from now on."""
-        self._notifier.send("READY=1")
+        watchdog_s = self._notifier.watchdog_s
+        self._notifier.send("READY=1", *([] if watchdog_s is None else [f"WATCHDOG_USEC={round(watchdog_s * 1e6)}"]))
 
     def look(self) -> float:
         """Tell the manager what there is to tell; returns the seconds until it should be called again."""
@@ -113,6 +115,11 @@ class Service:
             log.error("%s", stuck) if stuck else log.info("it gets on again")
         self._notifier.send(*self._watch.look(loops, self._status(), now))
         return self._watch.look_s
+
+    def beginning_again(self) -> None:
+        """The process becomes another release under the same id: no stop, and `ready` comes anew."""
+        extended = [] if self._notifier.watchdog_s is None else [f"WATCHDOG_USEC={round(AGAIN_S * 1e6)}", "WATCHDOG=1"]
+        self._notifier.send("STATUS=beginning again with another release", *extended)
 
     def stopping(self) -> None:
         self._notifier.send("STOPPING=1", "STATUS=stopping")

@@ -215,7 +215,9 @@ class Health(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DeviceState(Message, frozen=True, tag=TAGS + 8):
-    """Retained. status: online, offline. Digests are SHA-256 in hex. health: None where it is not known."""
+    """Retained. status: online, offline. Digests are SHA-256 in hex. health: None where it is not known; releases: what
+    runs and what is tried.
+    """
 
     status: Name
     version: Prose = ""
@@ -225,6 +227,7 @@ class DeviceState(Message, frozen=True, tag=TAGS + 8):
     compute: Prose = ""
     sessions: Count = 0
     health: Health | None = None
+    releases: Prose = ""
 
 
 class VerifierState(Message, frozen=True, tag=TAGS + 9):
@@ -242,7 +245,16 @@ class VerifierState(Message, frozen=True, tag=TAGS + 9):
     step_us: Count = 0
 
 
-AnyMessage: TypeAlias = Open | Opened | Draft | Commit | Resync | Close | Error | DeviceState | VerifierState
+class Announcement(Message, frozen=True, tag=TAGS + 10):
+    """Retained. A release: the bytes of its manifest (see `edge.updates.manifest`) and their Ed25519 signature."""
+
+    manifest: Annotated[bytes, Meta(max_length=1 << 16)]
+    signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
+
+
+AnyMessage: TypeAlias = (
+    Open | Opened | Draft | Commit | Resync | Close | Error | DeviceState | VerifierState | Announcement
+)
 
 
 def _unpack_hook(type: type, value: object) -> object:

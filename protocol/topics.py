@@ -5,6 +5,7 @@ outrider/v1/<device>/draft/<verifier>            what a device says to the owner
 outrider/v1/<device>/verdict                     what verifiers say to a device
 outrider/v1/<device>/state                       retained, a device's state
 outrider/v1/verifiers/<verifier>/state           retained, a verifier's state
+outrider/v1/updates/<channel>/<kind>             retained, the newest release of a model, a runtime or settings
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from protocol.errors import WireError
 
 PREFIX = "outrider/v1"
 VERIFIERS = "verifiers"
+UPDATES = "updates"
+RELEASE_KINDS = ("model", "runtime", "settings")
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _DEVICE = re.compile(r"[A-Za-z0-9_-]{1,64}\.[A-Za-z0-9_-]{1,64}")
 
 
 class Topic(NamedTuple):
-    """A parsed topic. device: `tenant.board`, or "" for a verifier's state; kind: open, draft, verdict, state or
-    verifier; name: the target or verifier, or "".
+    """A parsed topic. device: `tenant.board`, or "" for a verifier's state and releases; kind: open, draft, verdict,
+    state, verifier or update; name: the target, verifier or channel, or "".
     """
 
     device: str
@@ -73,6 +76,11 @@ def verifier_state_topic(verifier: str) -> str:
     return f"{PREFIX}/{VERIFIERS}/{verifier}/state"
 
 
+def update_topic(channel: str, kind: str) -> str:
+    """kind: one of RELEASE_KINDS, or `+` for all of a channel."""
+    return f"{PREFIX}/{UPDATES}/{channel}/{kind}"
+
+
 def shared_open_filter(target: str, secret: str = "") -> str:
     """The shared subscription of all verifiers of one target. secret: part of its name, where a broker would deal opens
     to anybody who knew the name.
@@ -89,6 +97,8 @@ def parse(topic: str) -> Topic:
         match levels:
             case [kind, verifier, "state"] if kind == VERIFIERS and _NAME.fullmatch(verifier):
                 return Topic("", "verifier", verifier)
+            case [kind, channel, release] if kind == UPDATES and release in RELEASE_KINDS and _NAME.fullmatch(channel):
+                return Topic("", "update", channel)
             case [device, ("open" | "draft") as kind, name] if _DEVICE.fullmatch(device) and _NAME.fullmatch(name):
                 return Topic(device, kind, name)
             case [device, ("verdict" | "state") as kind] if _DEVICE.fullmatch(device):

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from edge.drafters.base import Candidate, Drafter
 from edge.drafters.manifest import Golden
+from protocol.errors import ModelError
 from protocol.sampling import Sampling
 
 GUESSES = 16
@@ -27,6 +28,16 @@ def record(drafter: Drafter, prompt: Sequence[int]) -> Golden:
             sure.append(place)
         (row,) = drafter.extend([(best.id, row)])
     return Golden(tuple(prompt), tuple(ids), tuple(sure))
+
+
+def check(drafter: Drafter, golden: Golden, where: str) -> None:
+    """Raises ModelError for a drafter that guesses otherwise; where: its directory."""
+    if places := wrong(drafter, golden):
+        raise ModelError(
+            f"{len(places)} of the {len(golden.sure)} guesses in the manifest are others here",
+            where=where,
+            remedy="This board's ONNX Runtime computes it wrongly: install another version of it, or export again",
+        )
 
 
 def wrong(drafter: Drafter, golden: Golden) -> list[int]:

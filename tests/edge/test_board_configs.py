@@ -45,6 +45,7 @@ def test_the_boards_that_the_readme_names_are_there():
 @each_file
 def test_it_loads_and_its_header_says_how_to_flash_and_whether_it_was_tested(path: Path):
     board = load(path, EdgeConfig).board
+    assert board.kind == path.stem, "what releases call it"
     header = path.read_text().partition("[device]")[0]
     assert "Flash:" in header and path.name in header
     assert board.expected is not None

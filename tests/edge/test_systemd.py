@@ -22,7 +22,7 @@ import pytest
 
 from edge.journal import Journal
 from edge.session import Request
-from edge.systemd import STATUS_BYTES, JournalFormatter, Notifier, Watch, is_journal, watchdog_s
+from edge.systemd import STATUS_BYTES, JournalFormatter, Notifier, Service, Watch, is_journal, watchdog_s
 from protocol.errors import ConfigError
 from protocol.sampling import Sampling
 from tests.toys import TARGET
@@ -98,6 +98,19 @@ def test_an_abstract_socket_is_reached_and_a_manager_that_is_gone_disturbs_nobod
     notifier.send("WATCHDOG=1")
     assert "does not hear us" in caplog.text
     Notifier.of({}).send("READY=1")
+
+
+def test_a_board_that_begins_again_does_not_stop_and_has_time_to_load(tmp_path):
+    """A manager that is told of a stop ends what has not stopped in time; the process id stays, so must the unit."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
+        ear.bind(str(tmp_path / "notify"))
+        notifier = Notifier(str(tmp_path / "notify"), watchdog_s=60.0)
+        service = Service(notifier, dict, lambda: "idle")
+        service.beginning_again()
+        told = ear.recv(4096).decode().splitlines()
+        assert "WATCHDOG_USEC=600000000" in told and "STOPPING=1" not in told
+        service.ready()
+        assert ear.recv(4096).decode().splitlines() == ["READY=1", "WATCHDOG_USEC=60000000"]
 
 
 # -- logs -------------------------------------------------------------------------------------------------------------

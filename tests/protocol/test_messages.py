@@ -11,6 +11,7 @@ from protocol.errors import WireError
 from protocol.messages import (
     MAX_DRAFT_IDS,
     MAX_PAYLOAD,
+    Announcement,
     Close,
     Commit,
     DeviceState,
@@ -92,6 +93,7 @@ GOLDEN = {
         DeviceState("online", health=Health(25, 0x50005, 82, 900, "25W", "Raspberry Pi 5")),
         "9918a66f6e6c696e65a0a0a0a0a0009619ce0005000552cd0384a3323557ae5261737062657272792050692035",
     ),
+    "announcement": (Announcement(b"{}", bytes(64)), "931ac4027b7dc440" + "00" * 64),
     "verifier state": (
         VerifierState("v1", "up", "t-1", "m", "", "fast-float32", "0.1.0", LIMITS, 3, 60_000),
         "9b19a27631a27570a3742d31a16da0ac666173742d666c6f61743332a5302e312e309530 40cd2000cdc000c303cdea60".replace(
@@ -142,6 +144,9 @@ def test_an_unknown_sampling_parameter_is_refused_by_name():
         [0x11, 5, 0, "a/b", 1, b"\x09", {}, 16],
         [0x11, 5, 0, "t", 1, b"\x09", {"temperature": -1}, 16],
         [0x11, 5, 0, "t", 1, b"\x09", {"top_p": 0}, 16],
+        [0x1A, b"{}", bytes(63)],
+        [0x1A, bytes(1 << 17), bytes(64)],
+        [0x1A, "{}", bytes(64)],
         [99, 1],
         [],
         7,

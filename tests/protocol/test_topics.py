@@ -17,6 +17,7 @@ from protocol.topics import Topic
         (topics.verdict_topic("acme.pi-1"), Topic("acme.pi-1", "verdict")),
         (topics.device_state_topic("acme.pi-1"), Topic("acme.pi-1", "state")),
         (topics.verifier_state_topic("v1"), Topic("", "verifier", "v1")),
+        (topics.update_topic("stable", "model"), Topic("", "update", "stable")),
     ],
 )
 def test_what_is_made_can_be_parsed(made, parsed):
@@ -38,6 +39,8 @@ def test_what_is_made_can_be_parsed(made, parsed):
         "outrider/v1/a.b/verdict/",
         "outrider/v1/a.b/verdict\n",
         "outrider/v1/verifiers/v1.2/state",
+        "outrider/v1/updates/stable/firmware",
+        "outrider/v1/updates/a.b/model",
         "$share/t/outrider/v1/+/open/t",
     ],
 )

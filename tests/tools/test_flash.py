@@ -250,7 +250,8 @@ def test_wheels_become_a_program_that_starts_and_an_older_one_leaves_nothing(ben
     given = ["--wheels", str(bench.wheels), "--python", version, "--machine", "aarch64", "--yes"]
     bench.make_wheel("1.0", old="", cli="def main(prog_name): print(prog_name, 'one')")
     assert bench.flash(*given).exit_code == 0
-    bench.make_wheel("2.0", new="", cli="def main(prog_name): print(prog_name, 'two')")
+    child = "subprocess.run([sys.executable, '-c', 'import edge.new; print(edge.new.NAME)'])"
+    bench.make_wheel("2.0", new="NAME = 'child'", cli=f"import subprocess, sys\ndef main(prog_name): {child}")
     done = bench.flash(*given)
     assert done.exit_code == 0, done.stderr
     assert any(line.startswith("remove  /opt/outrider/lib: ") and "old.py" in line for line in done.stdout.splitlines())
@@ -259,8 +260,8 @@ def test_wheels_become_a_program_that_starts_and_an_older_one_leaves_nothing(ben
     assert not (program / "lib/edge/old.py").exists() and (program / "lib/edge/new.py").exists()
     launcher = program / "bin/outrider-edge"
     assert launcher.read_text().startswith(f"#!/usr/bin/python{version}\n") and os.access(launcher, os.X_OK)
-    started = subprocess.run([sys.executable, launcher], capture_output=True, text=True)
-    assert started.stdout == "outrider-edge two\n", started.stderr
+    started = subprocess.run([sys.executable, launcher], cwd=bench.image, capture_output=True, text=True)
+    assert started.stdout == "child\n", f"what it starts does not find the program: {started.stderr}"
     assert os.readlink(bench.image / "usr/local/bin/outrider-edge") == "/opt/outrider/bin/outrider-edge"
     assert bench.flash(*given).stdout.endswith("nothing to do\n")
 

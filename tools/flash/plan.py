@@ -30,7 +30,9 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
+lib = str(Path(__file__).resolve().parent.parent / "lib")
+sys.path.insert(0, lib)
+os.environ["PYTHONPATH"] = lib  # for a release's test, and for the board that begins again
 # What was flashed stays as it is. Root leaves no files where the service could not replace them.
 sys.pycache_prefix = "{state}/pycache"
 sys.dont_write_bytecode = os.geteuid() == 0

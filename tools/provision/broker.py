@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import PurePath
 
-from protocol.topics import PREFIX, VERIFIERS
+from protocol.topics import PREFIX, VERIFIERS, update_topic
 
 VERIFIER, OPERATOR = "verifier", "operator"  # the users of these roles: no device's name is without a dot
 
 _STATES = f"{PREFIX}/{VERIFIERS}/+/state"
-_RELEASES = f"{PREFIX}/updates/+/+"
+_RELEASES = update_topic("+", "+")
 
 # A role's rights; those of boards are patterns, which hold for everybody: %u is the user, `tenant.board`.
 ROLES: dict[str, tuple[tuple[str, str], ...]] = {

@@ -1,0 +1,1 @@
+"""Releases for boards: keys, signed manifests, announcements."""
