@@ -21,9 +21,10 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from link.aliases import AliasedTopics, Aliases
 from link.backoff import Backoff
-from link.client import Client, Will, explain, new_client, password, private_id, remedy, tls_context
+from link.client import Client, Will, new_client, password, private_id, tls_context
 from link.config import BrokerConfig
 from link.counters import Counters
+from link.failures import explain, remedy
 from link.outbox import EXPIRED, PACKET_TOO_LARGE, QUOTA_EXCEEDED, Message, Queue, Retained, Window
 from link.packets import check_topic, publish_packet
 from protocol.errors import ConfigError, LinkError, WireError
@@ -308,7 +309,7 @@ class MqttLink:
             try:
                 failure = self._connection()
             except OSError as error:
-                failure = self._lost or self._failure(*explain(error))
+                failure = self._lost or self._failure(*explain(error, proxied=self._config.proxy is not None))
             except ConfigError as error:
                 failure = self._failure(error.what, error.remedy)
             except Exception as error:  # whatever a broken peer made paho raise must not end the link
