@@ -84,20 +84,20 @@ def _connect(sock: socket.socket, proxy: Proxy, target: str) -> None:
 
 def _refusal(proxy: Proxy, target: str, status: int, offered: list[str]) -> Refusal:
     """offered: the ways to authenticate that the proxy names."""
-    if status == 407:
+    if status in (401, 407):  # tinyproxy says 401 to a wrong password
         schemes = sorted({one.split(" ", 1)[0] for one in offered})
         if schemes and "basic" not in (scheme.lower() for scheme in schemes):
             return Refusal(
-                f"{proxy.address} wants {' or '.join(schemes)} authentication (407)",
+                f"{proxy.address} wants {' or '.join(schemes)} authentication ({status})",
                 "This link knows Basic only: ask for that, or for an exception for this board.",
             )
         if proxy.user is None:
             return Refusal(
-                f"{proxy.address} wants a user and a password (407)",
+                f"{proxy.address} wants a user and a password ({status})",
                 "Write them into `proxy` in [broker]: http://user:password@host:port.",
             )
         return Refusal(
-            f"{proxy.address} does not take the user {proxy.user!r} with this password (407)",
+            f"{proxy.address} does not take the user {proxy.user!r} with this password ({status})",
             "Correct `proxy` in [broker]; `@`, `:`, `/` and `%` in them are written as %40, %3A, %2F and %25.",
         )
     if status in (403, 405):
