@@ -28,7 +28,7 @@ def link_to(places: Sequence[BrokerConfig], client_id: str, **options: Any) -> M
 
 class Links:
     """To all of `places` at once, with what callers use of `MqttLink`. What is retained, subscribed or published goes
-    to all; `publish_all` takes the broker at which a device was last heard.
+    to all; `publish_all` takes the broker at which a device was last heard. on_state is called for what is news.
 
     Callbacks come from as many threads as there are brokers.
     """
@@ -43,7 +43,8 @@ class Links:
         subscriptions: Iterable[tuple[str, int]] = (),
         will: Will | None = None,
     ) -> None:
-        self._on_message = on_message
+        self._on_message, self._on_state = on_message, on_state
+        self._told: dict[int, tuple[bool, str]] = {}
         subscribed = tuple(subscriptions)
         self._away: dict[str, MqttLink] = {}  # by verdict topic: devices that were last heard at another than the first
         self.links = [
@@ -51,7 +52,7 @@ class Links:
                 msgspec.structs.replace(place, backoff_max_s=min(place.backoff_max_s, BACKOFF_S)),
                 f"{client_id}-{number}" if number else client_id,
                 on_message=partial(self._heard, number),
-                on_state=on_state,
+                on_state=partial(self._tell, number),
                 subscriptions=subscribed,
                 will=will,
             )
@@ -123,6 +124,12 @@ class Links:
         if number or self._away:
             self._note(number, topic)
         self._on_message(topic, payload)
+
+    def _tell(self, number: int, up: bool, reason: str) -> None:
+        """Not each attempt at a broker that is away: those at the others go on."""
+        if self._told.get(number) != (up, reason):
+            self._told[number] = up, reason
+            self._on_state(up, reason)
 
     def _note(self, number: int, topic: str) -> None:
         try:

@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("cryptography")
 
 from cloud.gateway import Gateway
+from cloud.metrics import Metrics
 from cloud.scheduler import Scheduler
 from cloud.verifier import Bounds, Verifier
 from edge.board import Board, Stream
@@ -126,6 +127,9 @@ def test_the_first_broker_dies_for_good_and_every_text_goes_on(pair: Pair) -> No
     boards = [pair.board(device) for device in (DEVICE, NEIGHBOUR, STRANGER)]
     readers = [Reader(board.open(make_request(number + 1, max_tokens=LENGTH))) for number, board in enumerate(boards)]
     until(lambda: all(len(reader.ids) > 40 for reader in readers))
+    metrics = Metrics()
+    metrics.watch(gateways[0])
+    assert metrics.registry.get_sample_value("outrider_link_up") == 1.0
     pair.first.kill()
     killed_at = time.monotonic()
     for reader in readers:
@@ -136,6 +140,7 @@ def test_the_first_broker_dies_for_good_and_every_text_goes_on(pair: Pair) -> No
     assert max(waits) < BEYOND_S
     assert {board.link.address for board in boards} == {f"localhost:{pair.standby.port}"}
     assert all(gateway.link.up for gateway in gateways)
+    assert metrics.registry.get_sample_value("outrider_link_up") == 0.5
     again = Reader(boards[0].open(make_request(9, max_tokens=40)))
     assert whole(again) == plain_decode(PROMPT, SAMPLED, 40)
 

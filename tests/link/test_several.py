@@ -86,6 +86,11 @@ def test_one_that_is_away_is_named_and_the_other_is_enough(brokers: tuple[Broker
         made.link.wait_up(5.0)
         until(lambda: f"127.0.0.1:{port}: connection refused" in str(made.link.failure))
         assert made.link.up
+        first = made.link.links[0]
+        tried = []
+        first._on_state = lambda up, reason: (tried.append(reason), made.link._tell(0, up, reason))
+        until(lambda: len(tried) >= 3)
+        assert sum(not up for up, _ in made.states) == 1, "said again at each attempt"
     finally:
         made.link.close(0.0)
 

@@ -109,6 +109,7 @@ def said(end: Make, port: int, **config: Any) -> str:
             "http://me:no@",
             "wants NTLM or Negotiate authentication (407). This link knows Basic only",
         ),
+        (refusal(401), "http://me:no@", "does not take the user 'me' with this password (401)"),
         (refusal(403), "http://", "does not let 127.0.0.1:8883 through (403). Most let only port 443"),
         (refusal(503), "http://", "cannot reach 127.0.0.1:8883 (503). Check `host`"),
         (refusal(404), "http://", "answers 404 to CONNECT"),
@@ -116,7 +117,7 @@ def said(end: Make, port: int, **config: Any) -> str:
         (b"", "http://", "ended the connection"),
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000, "http://", "is no HTTP proxy"),
     ],
-    ids=["no user", "wrong password", "other scheme", "forbidden", "unreachable", "404", "ssh", "nothing", "endless"],
+    ids=["no user", "wrong password", "other scheme", "tinyproxy", "forbidden", "unreachable", "404", "ssh", "nothing", "endless"],
 )
 def test_a_proxy_that_refuses_is_named_with_what_to_do(end: Make, answer: bytes, url: str, words: str) -> None:
     with ConnectProxy(answer=answer) as proxy:
