@@ -117,7 +117,18 @@ def said(end: Make, port: int, **config: Any) -> str:
         (b"", "http://", "ended the connection"),
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000, "http://", "is no HTTP proxy"),
     ],
-    ids=["no user", "wrong password", "other scheme", "tinyproxy", "forbidden", "unreachable", "404", "ssh", "nothing", "endless"],
+    ids=[
+        "no user",
+        "password",
+        "other scheme",
+        "tinyproxy",
+        "forbidden",
+        "unreachable",
+        "404",
+        "SSH",
+        "nothing",
+        "endless",
+    ],
 )
 def test_a_proxy_that_refuses_is_named_with_what_to_do(end: Make, answer: bytes, url: str, words: str) -> None:
     with ConnectProxy(answer=answer) as proxy:
