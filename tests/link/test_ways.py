@@ -287,7 +287,8 @@ def test_a_goodbye_is_the_end(pair: tuple[WebSocket, Any, socket.socket]) -> Non
     made, server, there = pair
     there.sendall(server.send(BytesMessage(data=b"last")) + server.send(CloseConnection(code=1001)))
     time.sleep(0.01)
-    assert made.recv(100) == b"last" and made.recv(100) == b""
+    assert made.recv(2) == b"la" and made.pending() == 2
+    assert made.recv(100) == b"st" and made.pending() == 0 and made.recv(100) == b""
     with pytest.raises(ConnectionError):
         made.send(b"too late")
 
