@@ -66,17 +66,19 @@ def _connect(sock: socket.socket, proxy: Proxy, target: str) -> None:
     ours = h11.Connection(h11.CLIENT)
     try:
         sock.sendall(ours.send(h11.Request(method="CONNECT", target=target, headers=headers)) or b"")
-        while (answer := ours.next_event()) is h11.NEED_DATA:
-            if not (data := sock.recv(READ_BYTES)):
-                raise Refusal(f"{proxy.address} ended the connection", "Check host and port of `proxy` in [broker].")
-            ours.receive_data(data)
+        while not isinstance(answer := ours.next_event(), h11.Response):
+            if answer is h11.NEED_DATA:
+                if not (data := sock.recv(READ_BYTES)):
+                    raise Refusal(
+                        f"{proxy.address} ended the connection", "Check host and port of `proxy` in [broker]."
+                    )
+                ours.receive_data(data)
     except Refusal:
         raise
     except h11.RemoteProtocolError:
         raise Refusal(f"{proxy.address} is no HTTP proxy", "Check host and port of `proxy` in [broker].") from None
     except OSError as error:
         raise Refusal(f"{proxy.address} does not answer: {words(error)}", "Check `proxy` in [broker].") from None
-    assert isinstance(answer, h11.Response)
     if not 200 <= answer.status_code < 300:
         offered = [value.decode("latin-1") for name, value in answer.headers if name == b"proxy-authenticate"]
         raise _refusal(proxy, target, answer.status_code, offered)

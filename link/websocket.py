@@ -24,7 +24,6 @@ class WebSocket:
         """host: with its port, as HTTP names the server."""
         self._sock = sock
         self._protocol = WSConnection(ConnectionType.CLIENT)
-        self._come = bytearray()
         self._unsent = bytearray()
         self._framed = 0  # bytes of the caller's that are in `_unsent`, and not yet said to be sent
         self._ended = False
@@ -58,23 +57,19 @@ class WebSocket:
 
     def recv(self, size: int) -> bytes:
         """At most `size` of the bytes that have come, b"" at the end. Raises BlockingIOError, or what TLS raises."""
-        while not self._come:
-            if self._ended:
-                return b""
-            self._receive(self._sock.recv(size))
-        data = bytes(self._come[:size])
-        del self._come[:size]
-        return data
+        while not self._ended:
+            if come := self._receive(self._sock.recv(size)):
+                return come
+        return b""
 
-    def _receive(self, data: bytes) -> None:
-        if not data:
-            self._ended = True
-            return
+    def _receive(self, data: bytes) -> bytes:
+        """What of `data` is the other end's: no more than it is long."""
+        come = b""
         try:
-            self._protocol.receive_data(data)
+            self._protocol.receive_data(data or None)
             for event in self._protocol.events():
                 if isinstance(event, BytesMessage):
-                    self._come += event.data
+                    come += event.data
                 elif isinstance(event, Ping):
                     self._unsent += self._protocol.send(event.response())
                     with suppress(BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -83,6 +78,7 @@ class WebSocket:
                     self._ended = True
         except ProtocolError as error:
             raise ConnectionError(f"broken WebSocket: {error}") from None
+        return come
 
     def send(self, data: bytes | bytearray) -> int:
         """Send all of `data` as one message and return its size. Raises BlockingIOError, or what TLS raises, while a
@@ -103,7 +99,7 @@ class WebSocket:
 
     def pending(self) -> int:
         """Bytes that have come and that no event will tell of."""
-        return len(self._come) + (self._sock.pending() if isinstance(self._sock, ssl.SSLSocket) else 0)
+        return self._sock.pending() if isinstance(self._sock, ssl.SSLSocket) else 0
 
     def fileno(self) -> int:
         return self._sock.fileno()

@@ -110,6 +110,7 @@ def said(end: Make, port: int, **config: Any) -> str:
             "wants NTLM or Negotiate authentication (407). This link knows Basic only",
         ),
         (refusal(401), "http://me:no@", "does not take the user 'me' with this password (401)"),
+        (b"HTTP/1.1 103 Early\r\n\r\n" + refusal(403), "http://", "does not let 127.0.0.1:8883 through (403)"),
         (refusal(403), "http://", "does not let 127.0.0.1:8883 through (403). Most let only port 443"),
         (refusal(503), "http://", "cannot reach 127.0.0.1:8883 (503). Check `host`"),
         (refusal(404), "http://", "answers 404 to CONNECT"),
@@ -122,6 +123,7 @@ def said(end: Make, port: int, **config: Any) -> str:
         "password",
         "other scheme",
         "tinyproxy",
+        "early",
         "forbidden",
         "unreachable",
         "404",
@@ -251,8 +253,6 @@ def test_messages_in_pieces_of_any_size_are_put_together(pair: tuple[WebSocket, 
         there.sendall(wire[at : at + 1])
         with suppress(BlockingIOError):
             got += made.recv(7)
-    while made.pending():
-        got += made.recv(7)
     assert got == b"one" + b"two" * 100
     server.receive_data(there.recv(4096))
     assert [type(event).__name__ for event in server.events()] == ["Pong"]
@@ -287,8 +287,7 @@ def test_a_goodbye_is_the_end(pair: tuple[WebSocket, Any, socket.socket]) -> Non
     made, server, there = pair
     there.sendall(server.send(BytesMessage(data=b"last")) + server.send(CloseConnection(code=1001)))
     time.sleep(0.01)
-    assert made.recv(2) == b"la" and made.pending() == 2
-    assert made.recv(100) == b"st" and made.pending() == 0 and made.recv(100) == b""
+    assert made.recv(100) == b"last" and made.recv(100) == b""
     with pytest.raises(ConnectionError):
         made.send(b"too late")
 
