@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 pytest.importorskip("cryptography")
 
+from cloud.cli import main
 from cloud.gateway import Gateway
 from cloud.metrics import Metrics
 from cloud.scheduler import Scheduler
@@ -22,6 +25,7 @@ from edge.board import Board, Stream
 from edge.config import DeviceConfig, DrafterConfig, EdgeConfig
 from link.config import BrokerConfig
 from protocol import topics
+from protocol.messages import VerifierState, encode
 from tests.boards import PROMPT, SAMPLED, TIMING, SlowEngine, make_request
 from tests.certified import DEVICE, NEIGHBOUR, STRANGER, CertifiedFleet, certified_fleet
 from tests.link.ends import End, until
@@ -236,3 +240,23 @@ def test_what_boards_ask_for_is_what_two_brokers_serve(pair: Pair) -> None:
     assert gateway.verifier.engine.info.id == TARGET
     gateway.stop()
     until(lambda: all(b"gone" in reader.payloads()[-1] for reader in readers))
+
+
+def test_status_asks_at_all_brokers(pair: Pair) -> None:
+    """A verifier that is at both is one line; one that only the second knows is there too."""
+    pair.verifier("v-1")
+    topic = topics.verifier_state_topic("v-2")
+    pair.standby.join("verifier").link.publish(topic, encode(VerifierState("v-2", "gone")), qos=1, retain=True)
+    home = pair.first.folder / "verifier"
+    files = "".join(
+        f'{key} = "{home / name}"\n' for key, name in (("ca", "ca.pem"), ("cert", "cert.pem"), ("key", "key.pem"))
+    )
+    text = '[engine]\nmodel = "none"\n'
+    for name, port in (("first", pair.first.port), ("second", pair.standby.port)):
+        text += f"[brokers.{name}]\nport = {port}\n[brokers.{name}.tls]\n{files}"
+    path = pair.folder / "cloud.toml"
+    path.write_text(text)
+    result = CliRunner().invoke(main, ["status", "--config", str(path), "--json"])
+    assert result.exit_code == 0, result.output
+    assert [json.loads(line)["verifier"] for line in result.stdout.splitlines()] == ["v-1", "v-2"]
+    pair.standby.part()
