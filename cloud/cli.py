@@ -87,11 +87,11 @@ def status(config_path: Path | None, broker: str, urls: tuple[str, ...], as_json
     from cloud.status import as_dicts, read_live, read_states, tables
 
     if config_path:
-        at = load(config_path, CloudConfig).broker
+        at = load(config_path, CloudConfig).all_brokers
     else:
         host, _, port = broker.rpartition(":")
-        at = BrokerConfig(host=host or "127.0.0.1", port=int(port))
-    states = read_states(at)
+        at = [BrokerConfig(host=host or "127.0.0.1", port=int(port))]
+    states = list({state.verifier: state for one in at for state in read_states(one)}.values())
     live, failed = read_live(urls)
     if as_json:
         for line in as_dicts(states, live):
@@ -99,7 +99,7 @@ def status(config_path: Path | None, broker: str, urls: tuple[str, ...], as_json
     elif states or live:
         Console().print(*tables(states, live))
     else:
-        click.echo(f"No verifier has announced itself at {at.address}.")
+        click.echo(f"No verifier has announced itself at {', '.join(one.address for one in at)}.")
     if failed:
         raise failed[0]
 

@@ -176,12 +176,14 @@ class ReplicasConfig(Section, frozen=True):
 
 class CloudConfig(Section, frozen=True):
     """verifier: this replica's name at the broker; one made anew at each start when absent. tenants: by the part of
-    their devices' names before the dot, `"*"` for all that are not named.
+    their devices' names before the dot, `"*"` for all that are not named. brokers: instead of `broker`, several at
+    once, such as one for each tenant (docs/brokers.md); their names are for people.
     """
 
     engine: EngineConfig
     vllm: VllmConfig = VllmConfig()
     broker: BrokerConfig = BrokerConfig()
+    brokers: dict[str, BrokerConfig] = field(default_factory=dict)
     numerics: NumericsConfig = NumericsConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     limits: LimitsConfig = LimitsConfig()
@@ -198,9 +200,18 @@ class CloudConfig(Section, frozen=True):
         for tenant in self.tenants.keys() - {ANY}:
             with named_by_section():
                 check_name(tenant, "tenant")
+        if self.brokers and self.broker != BrokerConfig():
+            raise ValueError("`[broker]` is for one broker, `[brokers.NAME]` for several: both are there")
+        if len({broker.share_file for broker in self.brokers.values()}) > 1:
+            raise ValueError("`share_file` must be the same in all of `[brokers.NAME]`")
         limited = [name for name, tenant in self.tenants.items() if tenant.tokens_per_day is not None]
         if limited and self.metering.directory is None:
             raise ValueError(f"`tokens_per_day` of tenant {limited[0]} needs `[metering] directory`, which counts them")
+
+    @property
+    def all_brokers(self) -> list[BrokerConfig]:
+        """Where the verifier serves."""
+        return list(self.brokers.values()) or [self.broker]
 
     @property
     def named_tenants(self) -> list[str]:

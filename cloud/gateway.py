@@ -15,7 +15,7 @@ from cloud.engines.base import Outcome, Plan
 from cloud.verifier import Send, Verifier
 from link.client import Will, share
 from link.config import BrokerConfig
-from link.mqtt import MqttLink
+from link.several import link_to
 from protocol import topics
 from protocol.messages import VerifierState, encode
 
@@ -36,9 +36,8 @@ class Gateway:
     turned_at: when the loop last turned, by the clock; 0 before the first time.
     """
 
-    def __init__(
-        self, verifier: Verifier, broker: BrokerConfig, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, verifier: Verifier, *brokers: BrokerConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        """brokers: all at which devices may be, each with those that stand by for it. `share_file` is the first's."""
         self.verifier, self._clock = verifier, clock
         self._inbox: deque[tuple[str, bytes, float]] = deque(maxlen=MOST_WAITING)
         self._something = threading.Event()
@@ -47,9 +46,10 @@ class Gateway:
         self._tell_at = self._flush_at = 0.0
         self._collections = 0
         self._state_topic = topics.verifier_state_topic(verifier.id)
-        self._share = topics.shared_open_filter(verifier.engine.info.id, share(broker))
-        self.link = MqttLink(
-            broker,
+        self._share = topics.shared_open_filter(verifier.engine.info.id, share(brokers[0]))
+        places = [place for broker in brokers for place in broker.places]
+        self.link = link_to(
+            places,
             f"outrider-{verifier.id}",
             on_message=self._on_message,
             on_state=self._on_state,

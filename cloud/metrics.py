@@ -24,6 +24,7 @@ from cloud.meter import Meter
 from cloud.scheduler import Step
 from cloud.usage import Observer, Usage
 from link.counters import Counters
+from link.several import Links
 from protocol.messages import ErrorCode
 from protocol.topics import tenant_of
 
@@ -91,7 +92,9 @@ class Metrics(Observer):
         self._knee = gauge("knee_rows", "Most rows of which a step takes at most twice as long as of one")
         self._blocks = gauge("kv_blocks", "KV blocks: of open sessions, retained for texts to come, empty", "state")
         self._draining = gauge("draining", "1 while sessions are sent elsewhere")
-        gauge("link_up", "1 while the broker has accepted the verifier").set_function(self._link_up)
+        gauge("link_up", "1 while the broker has accepted the verifier; of several, the share that has").set_function(
+            self._link_up
+        )
         gauge("loop_age_seconds", "Since the verifier's loop last turned").set_function(self._loop_age_s)
         self._info = Info("outrider_verifier", "Which verifier this is", registry=registry)
         for tenant in (*self._tenants, OTHER):  # a series that begins at 0 shows its first rise
@@ -200,7 +203,11 @@ class Metrics(Observer):
         self._tally[name] = value
 
     def _link_up(self) -> float:
-        return float(self._gateway is not None and self._gateway.link.up)
+        if self._gateway is None:
+            return 0.0
+        link = self._gateway.link
+        links = link.links if isinstance(link, Links) else [link]
+        return sum(one.up for one in links) / len(links)
 
     def _loop_age_s(self) -> float:
         return time.monotonic() - self._gateway.turned_at if self._gateway and self._gateway.turned_at else 0.0

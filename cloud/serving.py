@@ -75,7 +75,8 @@ def make_gateway(config: CloudConfig, engine: Engine, watch: Watch) -> Gateway:
         day=watch.measure(name, info.id),
         observers=watch.observers,
     )
-    log.info("target %s, numerics %s, broker %s", info.id, info.numerics, config.broker.address)
-    gateway = Gateway(verifier, config.broker)
+    addresses = ", ".join(place.address for broker in config.all_brokers for place in broker.places)
+    log.info("target %s, numerics %s, broker %s", info.id, info.numerics, addresses)
+    gateway = Gateway(verifier, *config.all_brokers)
     watch.look_at(gateway)
     return gateway

@@ -108,7 +108,7 @@ class Api:
 
     async def _health(self, http: HttpRequest) -> Response:
         up = self._board.link.up
-        return _json({"broker": self._board.config.broker.address, "connected": up}, status=200 if up else 503)
+        return _json({"broker": self._board.link.address, "connected": up}, status=200 if up else 503)
 
     # -- sessions -------------------------------------------------------------------------------------------------
 

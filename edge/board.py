@@ -190,7 +190,7 @@ class Board:
                         list(self._verifiers.values()),
                         tokenizer_digest=self.drafter.info.tokenizer_digest,
                         wanted=self.config.session.target,
-                        where=self.config.broker.address,
+                        where=self.link.address,
                     )
             except OutriderError as error:
                 if waited >= timeout_s or (waited > 1.0 and not isinstance(error, LinkError)):
@@ -286,8 +286,8 @@ class Board:
         num = len(self._now_running())
         work = "idle" if not num else "1 session" if num == 1 else f"{num} sessions"
         if self.link.up:
-            return f"{work}, connected to {self.config.broker.address}"
-        return f"{work}, not connected: {self.link.failure or self.config.broker.address}"
+            return f"{work}, connected to {self.link.address}"
+        return f"{work}, not connected: {self.link.failure or self.link.address}"
 
     # -- the link's thread ----------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -20,7 +21,7 @@ from edge.drafters.base import Drafter
 from edge.loading import load_drafter, load_text
 from edge.targets import choose_target
 from edge.updates.boot import as_running
-from link.config import load
+from link.config import BrokerConfig, load
 from link.mqtt import MqttLink
 from protocol import topics
 from protocol.errors import ConfigError, ModelError, OutriderError, WireError
@@ -268,20 +269,23 @@ class _Looks:
             if isinstance(message, VerifierState):
                 states[message.verifier] = message
 
-        def reach() -> str:
+        def reach(place: BrokerConfig) -> str:
             link = MqttLink(
-                config.broker,
+                place,
                 f"outrider-{config.device.name}-check-{secrets.token_hex(3)}",
                 on_message=hear,
                 subscriptions=[(topics.verifier_state_topic("+"), 0)],
             ).start()
             closing.callback(link.close)
             link.wait_up(self.wait_s)
-            return config.broker.address
+            return place.address
 
+        first, *others = config.broker.places
         with ExitStack() as closing:
-            if self.look("broker", reach) and self.drafter is not None:
+            if self.look("broker", lambda: reach(first)) and self.drafter is not None:
                 self.look("verifier", lambda: self.verifier(config, states))
+            for place in others:
+                self.look("standby broker", partial(reach, place))
 
     def verifier(self, config: EdgeConfig, states: dict[str, VerifierState]) -> str:
         assert self.drafter is not None

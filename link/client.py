@@ -1,8 +1,7 @@
-"""paho-mqtt as this project uses it: a client for one connection, the socket's tuning, and failures in words."""
+"""paho-mqtt as this project uses it: a client for one connection, its way to the broker, and the socket's tuning."""
 
 from __future__ import annotations
 
-import errno
 import hmac
 import socket
 import ssl
@@ -17,37 +16,16 @@ from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
-from paho.mqtt.reasoncodes import ReasonCode
 
 from link.config import BrokerConfig
+from link.failures import words
 from link.packets import PUBLISH, read_publish
+from link.tunnel import open_tunnel
 from protocol.errors import ConfigError, WireError
 from protocol.topics import check_name
 
 READ_BYTES = 64 << 10  # from the socket at once
 UNSENT_BYTES = 16 << 10  # what the kernel may hold unsent: what waits longer must wait where it can still be dropped
-
-REMEDIES = {
-    0x84: "The broker must speak MQTT 5.",
-    0x85: "Check `client_id` in [broker].",
-    0x86: "Check `username` and `password_file` in [broker].",
-    0x87: "Check `username` and `password_file` in [broker], and the broker's access list.",
-    0x8A: "Ask the broker's operator to lift the ban.",
-    0x8E: "Another process uses the same client id: stop it, or give this one a `client_id` of its own.",
-}
-
-
-NOT_YET_VALID, EXPIRED = 9, 10  # OpenSSL's X509_V_ERR_CERT_...
-
-# How the broker refuses a client's certificate: TLS alerts, as OpenSSL names them.
-ALERTS = {
-    "CERTIFICATE_REQUIRED": ("wants a certificate", "Set `cert` and `key` in [broker.tls]."),
-    "CERTIFICATE_EXPIRED": ("says that `cert` has expired", "Renew it, or set the broker's clock if that is wrong."),
-    "CERTIFICATE_REVOKED": ("says that `cert` is revoked", "Enrol anew, with a new code."),
-    "UNKNOWN_CA": ("does not know the authority of `cert`", "Enrol with the authority of this broker's fleet."),
-    "BAD_CERTIFICATE": ("does not take `cert`", "Compare its dates with the broker's clock: it may not be valid yet."),
-    "UNSUPPORTED_CERTIFICATE": ("does not take `cert`", "It is for another purpose than to be a client's."),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +41,18 @@ class Will:
 
 class Client(paho.Client):
     """paho's client, with a shorter way for what comes and goes by the hundred: reads of many packets at once, and
-    messages at QoS 0 past paho's bookkeeping.
+    messages at QoS 0 past paho's bookkeeping. `broker`: where it connects to.
     """
 
+    broker: BrokerConfig
     _ahead, _at = b"", 0  # what was read from the socket, and how far it was taken
     alert: ssl.SSLError | None = None  # why TLS ended the connection, which paho only logs
 
     @property
     def unread(self) -> bool:
         """Whether there is something to read that no event will tell of."""
-        sock = self.socket()
-        return self._at < len(self._ahead) or (isinstance(sock, ssl.SSLSocket) and sock.pending() > 0)
+        sock: Any = self.socket()
+        return self._at < len(self._ahead) or (hasattr(sock, "pending") and sock.pending() > 0)
 
     def read(self, most: int, on_message: Callable[[str, int | None, bytes], None]) -> None:
         """Call back with (topic, alias, payload) of each message at QoS 0, and let paho call back for all else, in the
@@ -92,6 +71,26 @@ class Client(paho.Client):
     def write(self, packets: bytes) -> None:
         """Send whole packets at QoS 0 as one, or what the socket takes of them; the rest follows in `loop_write`."""
         self._packet_queue(PUBLISH, packets, 0, 1, None)  # "at QoS 1" paho keeps no account of their way out
+
+    def _create_socket_connection(self) -> socket.socket:
+        """In place of paho's, whose way an environment variable can change where PySocks is installed."""
+        broker = self.broker
+        if broker.way is not None:
+            sock = open_tunnel(broker.way, broker.authority, broker.connect_timeout_s)
+        else:
+            sock = socket.create_connection((broker.host, broker.port), timeout=broker.connect_timeout_s)
+        _tune(sock)
+        return sock
+
+    def _create_socket(self) -> Any:
+        """In place of paho's WebSocket, whose answers to pings break the connection."""
+        sock: Any = super()._create_socket()
+        if self.broker.transport == "tcp":
+            return sock
+        from link.websocket import WebSocket  # most links have no need of it
+
+        sock.settimeout(self.broker.connect_timeout_s)
+        return WebSocket(sock, self.broker.authority, self.broker.path)
 
     def _sock_recv(self, bufsize: int) -> bytes:
         if self._at == len(self._ahead):
@@ -123,6 +122,7 @@ def new_client(config: BrokerConfig, client_id: str, will: Will | None, tls: ssl
     Each connection has its own, so that nothing of a lost one can leak into the next.
     """
     client = Client(CallbackAPIVersion.VERSION2, client_id=client_id, protocol=paho.MQTTv5)
+    client.broker = config
     client.connect_timeout = config.connect_timeout_s
     client.max_inflight_messages_set(0)  # the link's window counts instead: paho does not obey the Receive Maximum
     if config.username is not None:
@@ -134,7 +134,6 @@ def new_client(config: BrokerConfig, client_id: str, will: Will | None, tls: ssl
         if will.expiry_s is not None:
             properties.MessageExpiryInterval = will.expiry_s
         client.will_set(will.topic, will.payload, will.qos, will.retain, properties)
-    client.on_socket_open = _tune
     limits = Properties(PacketTypes.CONNECT)
     limits.MaximumPacketSize = config.max_packet_bytes
     if config.topic_aliases:
@@ -156,7 +155,7 @@ def private_id(config: BrokerConfig, name: str) -> str:
     try:
         key = config.tls.key.read_bytes()
     except OSError as error:
-        raise ConfigError(f"cannot read key {config.tls.key}: {_words(error)}", where="[broker.tls]") from None
+        raise ConfigError(f"cannot read key {config.tls.key}: {words(error)}", where="[broker.tls]") from None
     return f"{name}-{hmac.new(key, name.encode(), 'sha256').hexdigest()[:16]}"
 
 
@@ -187,7 +186,7 @@ def _first_line(path: Path, key: str) -> str:
         return path.read_text(encoding="utf-8").split("\n", 1)[0].rstrip("\r")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"cannot read {key} {path}: {_words(error)}",
+            f"cannot read {key} {path}: {words(error)}",
             where="[broker]",
             remedy="Name a readable file with the secret in its first line.",
         ) from None
@@ -204,51 +203,16 @@ def tls_context(config: BrokerConfig) -> ssl.SSLContext | None:
     except OSError as error:  # ssl.SSLError is one
         files = ", ".join(str(path) for path in (config.tls.ca, config.tls.cert, config.tls.key) if path)
         raise ConfigError(
-            f"cannot use {files}: {_words(error)}",
+            f"cannot use {files}: {words(error)}",
             where="[broker.tls]",
             remedy="Name readable PEM files, the key without a passphrase.",
         ) from None
     return context
 
 
-def remedy(reason: ReasonCode) -> str:
-    """What to do about a broker's reason code."""
-    return REMEDIES.get(reason.value, "Trying again.")
-
-
-def explain(error: OSError) -> tuple[str, str]:
-    """(what, remedy) for a connection that could not be made."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        if error.verify_code in (NOT_YET_VALID, EXPIRED):
-            return (
-                f"TLS: the broker's {error.verify_message}",
-                f"This machine's clock says {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC: set it if that is "
-                "wrong, else renew the broker's certificate.",
-            )
-        return f"TLS: {error.verify_message}", "Check `ca` in [broker.tls], and that `host` is the certificate's name."
-    if isinstance(error, ssl.SSLError):
-        for name, (what, remedy) in ALERTS.items():
-            if (error.reason or "").endswith(f"_ALERT_{name}"):
-                return f"TLS: the broker {what}", remedy
-        return f"TLS: {_words(error)}", "Check that the port is the broker's TLS port, and [broker.tls]."
-    if isinstance(error, socket.gaierror):
-        return f"no such host: {_words(error)}", "Check `host` in [broker], and the name server."
-    if isinstance(error, ConnectionRefusedError):
-        return "connection refused", "Check that the broker runs, and `port` in [broker]."
-    if isinstance(error, TimeoutError):
-        return "no answer to the connection", "Check the network and `host` in [broker]."
-    if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
-        return "no route to the broker", "Check the network."
-    return _words(error), "Trying again."
-
-
-def _words(error: Exception) -> str:
-    return getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
-
-
-def _tune(client: paho.Client, userdata: Any, sock: Any) -> None:
+def _tune(sock: socket.socket) -> None:
     """Small messages leave at once, and what the network does not take is noticed at once."""
-    with suppress(OSError):  # a socket that is not TCP
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)

@@ -8,11 +8,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, inspect
 
+from link.tunnel import Proxy
 from protocol.errors import ConfigError, OutriderError
 
 if sys.version_info >= (3, 11):
@@ -58,6 +60,10 @@ class BrokerConfig(Section, frozen=True):
     that is full. When one overflows, its oldest message is dropped.
     topic_aliases: topics that the broker may shorten in what it sends; 0 where it cannot be trusted with that, as
     rumqttd, which binds an alias to a subscription with wildcards, so that messages arrive under each other's topics.
+    transport, path: plain MQTT, or MQTT in a WebSocket at that path; proxy: an HTTP proxy on the way,
+    "http://user:password@host:port".
+    standby: other brokers, "host" or "host:port", with all else as here: tried in this order after the first, and then
+    again from there, by who needs one; a verifier is at all of them (docs/brokers.md).
     share_file: for verifiers; its first line is the secret in the name of the subscription that they share, the same
     for all (docs/provisioning.md).
     """
@@ -65,6 +71,10 @@ class BrokerConfig(Section, frozen=True):
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Meta(ge=1, le=65535)] = 1883
     tls: TlsConfig | None = None
+    transport: Literal["tcp", "websocket"] = "tcp"
+    path: Annotated[str, Meta(pattern=r"^/[!-~]*$")] = "/mqtt"
+    proxy: str | None = None
+    standby: tuple[str, ...] = ()
     username: str | None = None
     password_file: Path | None = None
     client_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
@@ -81,10 +91,42 @@ class BrokerConfig(Section, frozen=True):
     def __post_init__(self) -> None:
         if self.password_file is not None and self.username is None:
             raise ValueError("`password_file` needs a `username`")
+        if self.proxy is not None:
+            Proxy.parse(self.proxy)
+        for place in self.standby:
+            _host_and_port(place, self.port)
+
+    @property
+    def places(self) -> tuple[BrokerConfig, ...]:
+        """This broker and those that stand by, a configuration for each."""
+        found = [(self.host, self.port), *(_host_and_port(place, self.port) for place in self.standby)]
+        return tuple(msgspec.structs.replace(self, host=host, port=port, standby=()) for host, port in found)
+
+    @property
+    def way(self) -> Proxy | None:
+        """The proxy to go through."""
+        return None if self.proxy is None else Proxy.parse(self.proxy)
+
+    @property
+    def authority(self) -> str:
+        """Host and port as HTTP writes them."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else self.address
 
     @property
     def address(self) -> str:
         return f"{self.host}:{self.port}"
+
+
+def _host_and_port(place: str, port: int) -> tuple[str, int]:
+    """Of "host", "host:port" or "[IPv6]:port"; `port` where none is named. Raises ValueError."""
+    try:
+        parts = urlsplit(f"//{place}")
+        found = parts.port or port
+    except ValueError:
+        parts = urlsplit("")
+    if not parts.hostname or parts.netloc != place or "@" in place:
+        raise ValueError(f"`standby` has {place!r}, which is not host or host:port")
+    return parts.hostname, found
 
 
 def load(path: str | Path, type: type[T]) -> T:

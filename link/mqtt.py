@@ -1,4 +1,4 @@
-"""The link: MQTT 5 to one broker, reconnecting for ever, never blocking the caller; used by boards and cloud alike."""
+"""The link: MQTT 5 to a broker, reconnecting for ever, never blocking the caller; used by boards and cloud alike."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from link.aliases import AliasedTopics, Aliases
 from link.backoff import Backoff
-from link.client import Client, Will, explain, new_client, password, private_id, remedy, tls_context
+from link.client import Client, Will, new_client, password, private_id, tls_context
 from link.config import BrokerConfig
 from link.counters import Counters
+from link.failures import explain, remedy
 from link.outbox import EXPIRED, PACKET_TOO_LARGE, QUOTA_EXCEEDED, Message, Queue, Retained, Window
 from link.packets import check_topic, publish_packet
 from protocol.errors import ConfigError, LinkError, WireError
@@ -39,7 +40,8 @@ CONNECTING_S = 180.0  # name servers and addresses are tried one after the other
 
 
 class MqttLink:
-    """One MQTT 5 client on a thread of its own.
+    """One MQTT 5 client on a thread of its own, at one broker at a time: a connection that fails or ends is followed by
+    one to the next of those that the configuration names.
 
     on_message(topic, payload), on_puback(topic, reason code) and on_state(up, reason) are called on that thread, one
     at a time and with no lock held: they may publish, and they must be quick, since nothing is received meanwhile.
@@ -64,7 +66,8 @@ class MqttLink:
         subscriptions: Iterable[tuple[str, int]] = (),
         will: Will | None = None,
     ) -> None:
-        self._config, self._will = config, will
+        self._places, self._will = config.places, will
+        self._config = self._places[0]
         self._on_message, self._on_state, self._on_puback = on_message, on_state, on_puback
         self._tls = tls_context(config)
         self._client_id = private_id(config, client_id)
@@ -101,6 +104,11 @@ class MqttLink:
         self.turned_at = time.monotonic()
         self._thread.start()
         return self
+
+    @property
+    def address(self) -> str:
+        """Of the broker that is connected, or tried."""
+        return self._config.address
 
     @property
     def up(self) -> bool:
@@ -308,7 +316,7 @@ class MqttLink:
             try:
                 failure = self._connection()
             except OSError as error:
-                failure = self._lost or self._failure(*explain(error))
+                failure = self._lost or self._failure(*explain(error, proxied=self._config.proxy is not None))
             except ConfigError as error:
                 failure = self._failure(error.what, error.remedy)
             except Exception as error:  # whatever a broken peer made paho raise must not end the link
@@ -321,6 +329,8 @@ class MqttLink:
             self._down(failure)
             self._dispatch()
             self._sleep(pause_s)
+            self._places = (*self._places[1:], self._places[0])
+            self._config = self._places[0]
         self._down(None)
         self._dispatch()
         with self._lock:

@@ -30,14 +30,21 @@ QUIET_S = 0.4  # long enough for a message that must not come
 
 @dataclass
 class CertifiedFleet:
-    """The authority's folder, everybody's files, and the broker that was made from them."""
+    """The authority's folder, everybody's files, and the broker that was made from them. name: that broker's, where the
+    folder has several.
+    """
 
     folder: Path
     port: int
     second_port: int
+    name: str = "broker"
     websockets_port: int | None = None
     process: subprocess.Popen[str] | None = None
     ends: list[End] = field(default_factory=list)
+
+    @property
+    def log(self) -> Path:
+        return self.folder / ("log" if self.name == "broker" else f"{self.name}.log")
 
     def provision(self, *words: str) -> None:
         run(provision_cli, "--ca", str(self.folder / "ca"), *words)
@@ -59,8 +66,8 @@ class CertifiedFleet:
 
     def configure(self) -> None:
         """Write the broker's files."""
-        out = self.folder / "broker"
-        state = self.folder / "broker-state"
+        out = self.folder / self.name
+        state = self.folder / f"{self.name}-state"
         state.mkdir(exist_ok=True)
         ports = ["--port", str(self.port), "--port", str(self.second_port)]
         if self.websockets_port is not None:
@@ -69,22 +76,28 @@ class CertifiedFleet:
 
     def start(self, **limits: int) -> None:
         """As it was written, but as this user, and with `limits` for the options of those names."""
-        conf = self.folder / "mosquitto.conf"
-        text = (self.folder / "broker" / "mosquitto.conf").read_text()
+        conf = self.folder / f"{self.name}.conf"
+        text = (self.folder / self.name / "mosquitto.conf").read_text()
         for option, limit in limits.items():
             text, found = re.subn(rf"^{option} .*$", f"{option} {limit}", text, flags=re.MULTILINE)
-            assert found == 1, option
+            assert found, option
         conf.write_text(text + "user root\n" if os.geteuid() == 0 else text)
         program = find_mosquitto()
         assert program is not None
-        with open(self.folder / "log", "a") as log:
+        with open(self.log, "a") as log:
             self.process = subprocess.Popen([program, "-c", str(conf)], stderr=log, text=True)
         until(lambda: self.process.poll() is not None or self._listens())
-        assert self.process.poll() is None, (self.folder / "log").read_text()
+        assert self.process.poll() is None, self.log.read_text()
 
     def stop(self) -> None:
         assert self.process is not None
         self.process.terminate()
+        self.process.wait()
+
+    def kill(self) -> None:
+        """End it without a goodbye, as a crash would."""
+        assert self.process is not None
+        self.process.kill()
         self.process.wait()
 
     def reload(self) -> None:

@@ -46,6 +46,7 @@ log_type error
 log_type warning
 {access}
 {tls}
+{websockets}
 """
 
 # rumqttd's own format.
@@ -89,8 +90,10 @@ class Broker:
 
     host = "127.0.0.1"
 
-    def __init__(self, kind: str, port: int, process: subprocess.Popen[bytes], folder: str) -> None:
-        self.kind, self.port = kind, port
+    def __init__(
+        self, kind: str, port: int, process: subprocess.Popen[bytes], folder: str, websockets_port: int | None = None
+    ) -> None:
+        self.kind, self.port, self.websockets_port = kind, port, websockets_port
         self.ca = ca if (ca := Path(folder, CA)).exists() else None
         self._process, self._folder = process, folder
 
@@ -102,6 +105,7 @@ class Broker:
         kind: str | None = None,
         password: tuple[str, str] | None = None,
         tls: bool = False,
+        websockets: bool = False,
         receive_maximum: int = 64,
         topic_aliases: int = 1000,
         timeout_s: float = 10.0,
@@ -110,8 +114,9 @@ class Broker:
 
         port: 0 takes a free one; kind: one of KINDS, when None the environment's OUTRIDER_BROKER or the best available;
         password: the only user and password it admits, anybody when None; tls: with a certificate of its own for
-        127.0.0.1 and localhost, instead of plain TCP; receive_maximum: QoS 1 messages that it takes, and sends, at a
-        time; topic_aliases: that it grants each client; iotcore grants 4096 in any case, and is not used with TLS here.
+        127.0.0.1 and localhost, instead of plain TCP; websockets: also MQTT over WebSocket, at `websockets_port`, on
+        all addresses; receive_maximum: QoS 1 messages that it takes, and sends, at a time; topic_aliases: that it
+        grants each client. iotcore grants 4096 in any case, and has neither TLS nor WebSocket here.
         Raises OutriderError when there is no broker, no TLS with it, or it does not start.
         """
         kind = kind or os.environ.get("OUTRIDER_BROKER") or next(iter(available()), None)
@@ -123,18 +128,20 @@ class Broker:
             )
         if lacks := LACKS[kind]:
             log.warning("broker %s lacks: %s", kind, "; ".join(f"{name} ({what})" for name, what in lacks.items()))
-        if tls and kind != "mosquitto":
-            raise OutriderError(f"no TLS with {kind}", where="broker", remedy="Install mosquitto.")
+        if (tls or websockets) and kind != "mosquitto":
+            what = "TLS" if tls else "WebSocket"
+            raise OutriderError(f"no {what} with {kind}", where="broker", remedy="Install mosquitto.")
         port = port or free_port()
         _check_free(port)
         folder = tempfile.mkdtemp(prefix="outrider-broker-")
+        websockets_port = free_port() if websockets else None
         if kind == "mosquitto":
-            command = _mosquitto(Path(folder), port, password, tls, receive_maximum, topic_aliases)
+            command = _mosquitto(Path(folder), port, password, tls, receive_maximum, topic_aliases, websockets_port)
         else:
             command = _iotcore(Path(folder), port, password, receive_maximum)
         with open(Path(folder, "log"), "wb") as output:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-        broker = cls(kind, port, process, folder)
+        broker = cls(kind, port, process, folder, websockets_port)
         deadline = time.monotonic() + timeout_s
         while not broker._accepts():
             if process.poll() is not None or time.monotonic() > deadline:
@@ -173,8 +180,9 @@ class Broker:
 
     def _accepts(self) -> bool:
         try:
-            with socket.create_connection((self.host, self.port), timeout=0.5):
-                return self._process.poll() is None
+            for port in filter(None, (self.port, self.websockets_port)):
+                socket.create_connection((self.host, port), timeout=0.5).close()
+            return self._process.poll() is None
         except OSError:
             return False
 
@@ -198,7 +206,13 @@ def free_port() -> int:
 
 
 def _mosquitto(
-    folder: Path, port: int, password: tuple[str, str] | None, tls: bool, receive_maximum: int, topic_aliases: int
+    folder: Path,
+    port: int,
+    password: tuple[str, str] | None,
+    tls: bool,
+    receive_maximum: int,
+    topic_aliases: int,
+    websockets_port: int | None,
 ) -> list[str]:
     program = find_mosquitto()
     assert program is not None
@@ -212,13 +226,15 @@ def _mosquitto(
         access = f"allow_anonymous false\npassword_file {users}"
     if os.geteuid() == 0:
         access += "\nuser root"  # so that it can read its files here
+    certified = _certify(folder) if tls else ""
     conf = folder / "mosquitto.conf"
     text = MOSQUITTO_CONF.format(
         port=port,
         receive_maximum=receive_maximum,
         topic_aliases=topic_aliases,
         access=access,
-        tls=_certify(folder) if tls else "",
+        tls=certified,
+        websockets=f"listener {websockets_port}\nprotocol websockets\n{certified}" if websockets_port else "",
     )
     conf.write_text(text)
     return [program, "-c", str(conf)]

@@ -85,3 +85,24 @@ def test_a_verifiers_name_must_fit_a_topic(tmp_path):
 def test_a_verifier_needs_a_model(tmp_path):
     with pytest.raises(ConfigError, match=r"\[engine\].*model"):
         read(tmp_path, start="[engine]\n")
+
+
+def test_a_broker_or_several_are_where_a_verifier_serves(tmp_path):
+    one = read(tmp_path, '[broker]\nhost = "a"\nstandby = ["b"]\n')
+    assert [broker.host for broker in one.all_brokers] == ["a"]
+    several = read(tmp_path, '[brokers.acme]\nhost = "a"\n[brokers.umbrella]\nhost = "b"\n')
+    assert [broker.host for broker in several.all_brokers] == ["a", "b"]
+    assert [broker.host for broker in read(tmp_path, "").all_brokers] == ["127.0.0.1"]
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ('[broker]\nhost = "a"\n[brokers.acme]\nhost = "b"\n', "both are there"),
+        ('[brokers.a]\nshare_file = "x"\n[brokers.b]\n', "`share_file` must be the same in all of `.brokers.NAME.`"),
+        ('[brokers.a]\nhots = "x"\n', "unknown key `hots`"),
+    ],
+)
+def test_several_brokers_that_do_not_fit_together(tmp_path, more, says):
+    with pytest.raises(ConfigError, match=says):
+        read(tmp_path, more)

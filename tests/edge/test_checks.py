@@ -214,6 +214,16 @@ def test_a_provider_that_runs_nothing_of_the_graph_is_a_warning(tmp_path, files,
     assert "on none" in drafter.what and "CPUExecutionProvider was asked for" in drafter.what
 
 
+def test_each_broker_is_tried_by_itself(tmp_path, files, broker_kinds):
+    with Broker.start() as broker:
+        absent = free_port()
+        places = f'port = {broker.port}\nstandby = ["127.0.0.1:{absent}", "localhost:{broker.port}"]'
+        report = checked(config(tmp_path, broker=places), files)
+    tried = [(one.status, one.what) for one in report.findings if one.name in ("broker", "standby broker")]
+    assert [status for status, _ in tried] == ["ok", "fail", "ok"]
+    assert f"127.0.0.1:{absent}: connection refused" in tried[1][1]
+
+
 def test_a_real_drafter_and_broker(tmp_path, files, smollm2, broker_kinds):
     """As a program reads it: one JSON object, and the exit code of the only thing that failed, the verifier."""
     with Broker.start() as broker:

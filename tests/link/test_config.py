@@ -57,6 +57,12 @@ def test_relative_paths_are_the_files_own(tmp_path: Path, monkeypatch: pytest.Mo
     assert board.broker.tls is not None and board.broker.tls.ca == Path("/etc/ca.pem")
 
 
+def test_a_standby_is_another_place_with_all_else_the_same() -> None:
+    broker = BrokerConfig(host="a", port=8883, standby=("b", "c:443", "[::1]:8884"), keepalive_s=7)
+    assert [place.address for place in broker.places] == ["a:8883", "b:8883", "c:443", "::1:8884"]
+    assert {place.keepalive_s for place in broker.places} == {7} and not any(place.standby for place in broker.places)
+
+
 def test_an_integer_will_do_for_a_float(tmp_path: Path) -> None:
     assert load(write(tmp_path, GOOD + "temperature = 1"), Board).drafter.temperature == 1.0
 
@@ -80,6 +86,14 @@ def test_an_integer_will_do_for_a_float(tmp_path: Path) -> None:
         (GOOD + "threads = 0", "edge.toml: [drafter] `threads`: Expected `int` >= 1"),
         (GOOD + "[broker]\nport = 65536", "edge.toml: [broker] `port`: Expected `int` <= 65535"),
         (GOOD + "[broker]\npassword_file = 'x'", "edge.toml: [broker] `password_file` needs a `username`"),
+        (
+            GOOD + "[broker]\nstandby = ['b:x']",
+            "edge.toml: [broker] `standby` has 'b:x', which is not host or host:port",
+        ),
+        (GOOD + "[broker]\nstandby = ['mqtts://b:1']", "[broker] `standby` has 'mqtts://b:1', which"),
+        (GOOD + "[broker]\ntransport = 'ws'", "edge.toml: [broker] `transport`: Invalid enum value 'ws'"),
+        (GOOD + "[broker]\npath = 'mqtt'", "edge.toml: [broker] `path`: Expected `str` matching regex"),
+        (GOOD + "[broker]\nproxy = 'p:3128'", "edge.toml: [broker] `proxy` is not http://host:port or http://user"),
         (GOOD + "[broker.tls]\ncert = 'x'", "edge.toml: [broker.tls] `cert` and `key` belong together"),
         ("[drafter]\nmodel = 3", "edge.toml: [drafter] `model`: Expected a path"),
         ("drafter = 3", "edge.toml: [drafter] Expected `object`, got `int`"),

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -31,6 +32,7 @@ from protocol.errors import ConfigError, LinkError
 from tests.boards import PROMPT, SAMPLED, TIMING, SlowEngine, make_request
 from tests.certified import DEVICE, NEIGHBOUR, QUIET_S, STRANGER, CertifiedFleet, certified_fleet
 from tests.link.ends import End, until
+from tests.link.proxy import ConnectProxy
 from tests.toys import TARGET as TOY_TARGET
 from tests.toys import ToyDrafter, plain_decode
 from tools.broker import find_mosquitto, free_port
@@ -226,6 +228,25 @@ def test_websockets_are_held_to_the_same_table(websockets: CertifiedFleet, fleet
         one.loop_stop()
 
 
+def test_a_text_goes_through_a_proxy_in_a_websocket(
+    websockets: CertifiedFleet, fleet: CertifiedFleet, tmp_path: Path
+) -> None:
+    """With certificates at both ends: the proxy sees none of it, and who has another fleet's is told so."""
+    assert websockets.websockets_port is not None
+    with ConnectProxy("out", "word") as proxy, verifier(fleet, "v-1"):
+        way = {
+            "port": websockets.websockets_port,
+            "transport": "websocket",
+            "proxy": f"http://out:word@127.0.0.1:{proxy.port}",
+        }
+        with board(fleet, DEVICE, tmp_path, **way) as one:
+            stream = one.open(make_request(1))
+            assert [token for ids in stream for token in ids] == plain_decode(PROMPT, SAMPLED, 100)
+        assert set(proxy.targets) == {f"127.0.0.1:{websockets.websockets_port}"}
+        uncertified = TlsConfig(ca=fleet.folder / DEVICE / "ca.pem")
+        refused(BrokerConfig(tls=uncertified, username=DEVICE, connect_timeout_s=1.0, **way), "wants a certificate")
+
+
 def test_retained_states_survive_the_broker(fleet: CertifiedFleet) -> None:
     topic = topics.verifier_state_topic(VERIFIER)
     verifier = fleet.join("verifier")
@@ -310,11 +331,11 @@ def verifier(fleet: CertifiedFleet, name: str) -> Iterator[Gateway]:
 
 
 @contextlib.contextmanager
-def board(fleet: CertifiedFleet, device: str, state: Path) -> Iterator[Board]:
+def board(fleet: CertifiedFleet, device: str, state: Path, **way: Any) -> Iterator[Board]:
     config = EdgeConfig(
         device=DeviceConfig(name=device, state=state),
         drafter=DrafterConfig(model=Path("none")),
-        broker=fleet.config(device),
+        broker=msgspec.structs.replace(fleet.config(device), **way),
         timing=TIMING,
     )
     made = Board(config, ToyDrafter(lambda position: position % 5 == 0, context=2000)).start()
