@@ -14,7 +14,7 @@ from edge.calibration import Calibration
 from edge.config import EdgeConfig
 from edge.cooling import Watch
 from edge.drafters.base import Drafter
-from edge.journal import Entry, Journal
+from edge.journal import Entry, Journal, SessionJournal
 from edge.policy import NoDraftPolicy
 from edge.runtime import SessionRun
 from edge.session import Request, Send
@@ -185,7 +185,7 @@ class Board:
 
     def _begin(self, entry: Entry, *, fresh: bool) -> Stream:
         request = entry.request
-        journal = self.journal.begin(request) if fresh else self.journal.resume(request.session)
+        journal = self._open_journal(request, fresh=fresh)
         drafting = self.config.drafting.policy != "none" and self._take_drafter()
         calibration = self._calibrations[request.sampling.greedy]
         policy = self.config.drafting.make(calibration) if drafting else NoDraftPolicy()
@@ -230,10 +230,19 @@ class Board:
                     self._turns.ended(window)
                 if drafting:
                     self._drafter_free.release()
-                journal.close()
+                if journal is not None:
+                    journal.close()
 
         threading.Thread(target=work, name=f"session {request.session:016x}", daemon=True).start()
         return stream
+
+    def _open_journal(self, request: Request, *, fresh: bool) -> SessionJournal | None:
+        """A disk that is full costs the way back after a crash, never the text."""
+        try:
+            return self.journal.begin(request) if fresh else self.journal.resume(request.session)
+        except OSError as error:
+            log.error("%s: %s; this text cannot be resumed after a crash", self.journal.folder, error.strerror)
+            return None
 
     def _take_drafter(self) -> bool:
         """Whether the drafter is ours now. A session that has ended gives it back after the pass it is in."""
