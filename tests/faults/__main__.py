@@ -19,7 +19,7 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--quick", is_flag=True, help="Each fault once, for its shortest time: a minute instead of a quarter hour.")
+@click.option("--quick", is_flag=True, help="Each once, for its shortest time: a minute instead of a quarter hour.")
 @seeded
 def run(quick: bool, seed: int) -> None:
     """Each fault by itself, and what it costs."""

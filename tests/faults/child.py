@@ -76,9 +76,7 @@ def verifier(port: int, name: str, step_s: float, tls_folder: Path | None) -> No
 @click.option("--first", default=0, help="Number of the first story, where the journal has none.")
 @click.option("--max-tokens", default=NUM_TOKENS)
 @click.option("--tls", "tls_folder", type=click.Path(path_type=Path))
-def board(
-    port: int, name: str, state: Path, policy: str, first: int, max_tokens: int, tls_folder: Path | None
-) -> None:
+def board(port: int, name: str, state: Path, policy: str, first: int, max_tokens: int, tls_folder: Path | None) -> None:
     """Write one story after the other; those that a crash cut short first."""
     config = EdgeConfig(
         device=DeviceConfig(name=name, state=state),

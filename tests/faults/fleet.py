@@ -12,7 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+from tests.certified import CertifiedFleet
 from tests.faults.lines import Line, Lines
 from tests.faults.reader import Application
 from tools.broker import Broker, free_port
@@ -20,6 +22,7 @@ from tools.broker import Broker, free_port
 ROOT = Path(__file__).parents[2]
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
 START_S = 30.0
+TWIN = 1000  # the number of a twin's first story
 POLICIES = ("auto", "chain", "tree")
 
 
@@ -94,27 +97,40 @@ class Child:
 
     @property
     def resident_mib(self) -> float:
-        """Memory that it has now, 0 for one that is gone."""
-        try:
-            pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
-        except (OSError, IndexError):
-            return 0.0
-        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+        return resident_mib(self.pid)
+
+
+def resident_mib(pid: int) -> float:
+    """Memory that a process has now, 0 for one that is gone."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError):
+        return 0.0
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 class Fleet:
     """Boards that write, verifiers that share them, one broker. A context manager.
 
-    clocks: how many boards, and whether the verifiers, have a wall clock that can be set.
+    clocks: how many boards have a wall clock that can be set; certified: a fleet with certificates whose broker runs
+    already, where this one shall be of it.
     """
 
     def __init__(
-        self, folder: Path, *, num_boards: int, num_verifiers: int = 2, step_s: float = 0.03, clocks: int = 0, seed: int
+        self,
+        folder: Path,
+        *,
+        num_boards: int,
+        num_verifiers: int = 2,
+        step_s: float = 0.03,
+        clocks: int = 0,
+        seed: int,
+        certified: CertifiedFleet | None = None,
     ) -> None:
-        self.folder, self.step_s = folder, step_s
+        self.folder, self.step_s, self.certified = folder, step_s, certified
         self.random = random.Random(seed)
         self.lines = Lines()
-        self.broker = Broker.start(free_port(), kind="mosquitto")
+        self.broker = Broker.start(free_port(), kind="mosquitto") if certified is None else None
         self._verifiers_made = 0
         self.verifiers: list[Child] = []
         self.boards: list[Child] = []
@@ -128,33 +144,35 @@ class Fleet:
         """A new one: each start has a name of its own."""
         self._verifiers_made += 1
         name = f"v{self._verifiers_made}"
-        line = self.lines.add(self.broker.port, self._verifiers_made, scrambles=False)
-        made = Child(
-            name, self.folder, line, ["verifier", "--port", f"{line.port}", "--name", name, "--step-s", f"{self.step_s}"]
-        )
+        made = self._child(name, "verifier", "verifier", ["--step-s", f"{self.step_s}"])
         made.start()
         self.verifiers.append(made)
         return made
 
-    def add_board(self, device: str, *, policy: str = "auto", clock: bool = False, tmpfs_kib: int = 0) -> Child:
-        line = self.lines.add(self.broker.port, len(self.boards), scrambles=True)
-        state = self.folder / device
+    def add_board(
+        self, device: str, *, twin: bool = False, policy: str = "auto", clock: bool = False, tmpfs_kib: int = 0
+    ) -> Child:
+        """twin: another process of that name, with texts of its own."""
+        name = f"{device}-twin" if twin else device
+        state = self.folder / f"{name}-state"
         mount = ""
         if tmpfs_kib:
             state.mkdir()
             mount = f"mount -t tmpfs -o size={tmpfs_kib}k t {state}"
-        made = Child(
-            device,
-            self.folder,
-            line,
-            ["board", "--port", f"{line.port}", "--name", device, "--state", str(state), "--policy", policy],
-            clock=clock,
-            tmpfs=mount,
-        )
-        made.take = self.applications.setdefault(device, Application(device)).take
+        words = ["--state", str(state), "--policy", policy, "--first", f"{TWIN if twin else 0}"]
+        made = self._child(device, device, "board", words, log=name, clock=clock, tmpfs=mount)
+        made.take = self.applications.setdefault(name, Application(device)).take
         made.start()
         self.boards.append(made)
         return made
+
+    def _child(self, name: str, user: str, kind: str, words: Sequence[str], *, log: str = "", **options: Any) -> Child:
+        port = self.broker.port if self.certified is None else self.certified.port
+        seed = len(self.boards) + len(self.verifiers)
+        line = self.lines.add(port, seed, scrambles=kind == "board" and self.certified is None)
+        tls = [] if self.certified is None else ["--tls", str(self.certified.folder / user)]
+        command = [kind, "--port", f"{line.port}", "--name", name, *words, *tls]
+        return Child(log or name, self.folder, line, command, **options)
 
     def application(self, board: Child) -> Application:
         return self.applications[board.name]
@@ -199,7 +217,10 @@ class Fleet:
         kinds = {"board": self.boards, "verifier": self.verifiers}
         found = {kind: [mib for child in children if (mib := child.resident_mib)] for kind, children in kinds.items()}
         broker = int(Path(f"/proc/{self.broker.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-        return {**{kind: round(sum(all) / max(1, len(all)), 2) for kind, all in found.items()}, "broker": round(broker, 2)}
+        return {
+            **{kind: round(sum(all) / max(1, len(all)), 2) for kind, all in found.items()},
+            "broker": round(broker, 2),
+        }
 
     def __enter__(self) -> Fleet:
         self.wait_ready()
@@ -214,4 +235,5 @@ class Fleet:
                 child.signal(signal.SIGCONT)
                 child.kill()
         self.lines.stop()
-        self.broker.stop()
+        if self.broker is not None:
+            self.broker.stop()

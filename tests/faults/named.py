@@ -1,8 +1,7 @@
-"""Faults that nobody can mend on their own: each is named in an error, and nothing is lost."""
+"""Faults that a fleet cannot mend by itself: each is named in an error, and nothing is lost."""
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
@@ -14,10 +13,12 @@ from pathlib import Path
 
 from tests.faults.fleet import Child, Fleet
 
+TOGETHER_S = 5.0
+
 
 @dataclass
 class Named:
-    """error: the line that names the fault, where there was one; seen: what a user sees; absent: why it was left out."""
+    """error: what names the fault, where something did; seen: what a user sees; absent: why it was left out."""
 
     fault: str
     seen: str
@@ -28,6 +29,9 @@ class Named:
     def record(self) -> dict[str, object]:
         facts = {"fault": self.fault, "lost": "nothing", "seen": self.seen, "texts_identical": not self.wrong}
         return {**facts, "absent": self.absent} if self.absent else {**facts, "error": self.error}
+
+
+Scenario = Callable[[Path, int], Named]
 
 
 def said(child: Child, pattern: str, limit_s: float = 30.0) -> str:
@@ -49,26 +53,28 @@ def more_texts(fleet: Fleet, board: Child, num: int, limit_s: float = 60.0) -> N
         time.sleep(0.02)
 
 
+def all_wrong(fleet: Fleet) -> list[str]:
+    """Texts that are not as they should be, and such as an application was told will not come."""
+    return fleet.wrong + [why for one in fleet.applications.values() for why in one.failures]
+
+
 def disk_full(folder: Path, seed: int) -> Named:
-    """The state directory is a small disk of its own, which something fills. Texts go on, and so does a board that is
-    killed meanwhile, from what the journal had.
-    """
-    found = Named("disk full", "texts as ever; what is written meanwhile cannot be resumed after a crash")
-    tried = f"mount -t tmpfs -o size=64k t {folder}"
-    if not shutil.which("unshare") or subprocess.run(["unshare", "--mount", "sh", "-c", tried], capture_output=True).returncode:
+    """The state directory is a small disk of its own, which something fills in mid-text, and empties later."""
+    found = Named("disk full", "nothing; after a crash, texts of that time are not gone on with")
+    tried = ["unshare", "--mount", "sh", "-c", f"mount -t tmpfs -o size=64k t {folder}"]
+    if not shutil.which("unshare") or subprocess.run(tried, capture_output=True).returncode:
         found.absent = "this machine lets nobody mount a file system"
         return found
     with Fleet(folder, num_boards=0, num_verifiers=1, step_s=0.01, seed=seed) as fleet:
         board = fleet.add_board("small.disk", tmpfs_kib=64)
-        board.wait_ready()
-        fleet.wait_writing([board])
-        disk = Path(f"/proc/{board.pid}/root{folder / board.name}")
-        fill(disk / "fill")
+        fleet.wait_ready()
+        filler = Path(f"/proc/{board.pid}/root{folder}/{board.name}-state/fill")
+        fill(filler)
         found.error = said(board, "No space left on device")
         more_texts(fleet, board, 2)  # the second was begun on a full disk
-        (disk / "fill").unlink()
+        filler.unlink()
         more_texts(fleet, board, 2)
-        found.wrong = fleet.wrong + fleet.application(board).failures
+        found.wrong = all_wrong(fleet)
     return found
 
 
@@ -83,4 +89,19 @@ def fill(path: Path) -> None:
                 size //= 2
 
 
-NAMED: tuple[Callable[[Path, int], Named], ...] = (disk_full,)
+def one_identity_twice(folder: Path, seed: int) -> Named:
+    """A second process with a board's name: the broker ends the older connection each time, until one of them goes."""
+    found = Named("two edges with one identity", "both stand still in turn, until one of them is stopped")
+    with Fleet(folder, num_boards=1, num_verifiers=1, step_s=0.01, seed=seed) as fleet:
+        (first,) = fleet.boards
+        twin = fleet.add_board(first.name, twin=True)
+        named = [said(one, "another process with the client id") for one in (first, twin)]
+        found.error = named[0] if all(named) else ""
+        time.sleep(TOGETHER_S)
+        twin.kill()
+        more_texts(fleet, first, 2)
+        first.signal(signal.SIGSTOP)
+        twin.start()
+        more_texts(fleet, twin, 1)
+        found.wrong = all_wrong(fleet)
+    return found

@@ -1,5 +1,5 @@
-"""Faults that a fleet recovers from by itself. Each is a function that lets it happen, undoes what has to be undone, and
-tells whom it hit and when it was over.
+"""Faults that a fleet recovers from by itself. Each is a function that lets it happen, undoes what has to be undone,
+and tells whom it hit and when it was over.
 """
 
 from __future__ import annotations
@@ -165,7 +165,9 @@ def clock_set(by_s: float) -> Callable[[Fleet, Child | None, float], Struck]:
     return strike
 
 
-NO_CGROUP = "" if os.access(CGROUP / "memory" / "cgroup.procs", os.W_OK) else "no control groups that this user may make"
+NO_CGROUP = (
+    "" if os.access(CGROUP / "memory" / "cgroup.procs", os.W_OK) else "no control groups that this user may make"
+)
 NO_FAKETIME = "" if FAKETIME else "no libfaketime: apt-get install faketime"
 
 STANDS = "the text stands still, then goes on"

@@ -1,5 +1,5 @@
-"""A proxy that knows MQTT and does to messages what a network of many ways would: it doubles them and lets them overtake
-each other. Other packets keep their place, and topic aliases, which only work in order, are resolved first.
+"""A proxy that knows MQTT and does to messages what a network of many ways would: it doubles them and lets them
+overtake each other. Other packets keep their place, and topic aliases, which only work in order, are resolved first.
 """
 
 from __future__ import annotations

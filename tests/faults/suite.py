@@ -10,11 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.fleet import Fleet
-from tests.faults.named import NAMED, Named
+from tests.faults.hostile import certificate_expired, device_that_floods, foreign_tenant
+from tests.faults.named import Named, Scenario, disk_full, one_identity_twice
 from tests.faults.recoverable import FAULTS
 from tests.faults.soak import FLAT_MIB_H, Soak
 from tests.faults.trial import Costs, settle, strike, strike_together
 
+NAMED: tuple[Scenario, ...] = (
+    disk_full,
+    certificate_expired,
+    one_identity_twice,
+    foreign_tenant,
+    device_that_floods,
+)
 ROUNDS = 5
 OUTAGES_S = (1.0, 3.0, 10.0, 30.0, 60.0)
 SETTLED_S = 3.0
@@ -99,9 +107,7 @@ def _tell_all(costs: dict[str, Costs], tell: Tell) -> None:
             tell(f"{name:32} left out: {one.fault.absent}")
 
 
-def _record(
-    seed: int, costs: dict[str, Costs], named: list[Named], wrong: list[str], num_texts: int
-) -> dict[str, Any]:
+def _record(seed: int, costs: dict[str, Costs], named: list[Named], wrong: list[str], num_texts: int) -> dict[str, Any]:
     missed = [f"{name}: p95 {one.p95_s:.2f} s" for name, one in costs.items() if one.missed]
     missed += [f"{one.fault}: no error that names it" for one in named if not one.absent and not one.error]
     return {
