@@ -67,6 +67,7 @@ class Client(paho.Client):
     """
 
     _ahead, _at = b"", 0  # what was read from the socket, and how far it was taken
+    _broken: OSError | None = None  # what ended the connection behind what was read ahead
     alert: ssl.SSLError | None = None  # why TLS ended the connection, which paho only logs
 
     @property
@@ -96,7 +97,7 @@ class Client(paho.Client):
     def _sock_recv(self, bufsize: int) -> bytes:
         if self._at == len(self._ahead):
             try:
-                self._ahead, self._at = super()._sock_recv(max(bufsize, READ_BYTES)), 0
+                self._ahead, self._at = self._records(max(bufsize, READ_BYTES)), 0
             except ssl.SSLError as error:
                 self.alert = error
                 raise
@@ -105,6 +106,28 @@ class Client(paho.Client):
         data = self._ahead[self._at : self._at + bufsize]
         self._at += len(data)
         return data
+
+    def _records(self, most: int) -> bytes:
+        """What has come, up to about so many bytes. TLS hands out one record at a time, and brokers make one of each
+        message, so that without this none would come along with others.
+        """
+        if self._broken is not None:
+            raise self._broken
+        data = super()._sock_recv(most)
+        if not hasattr(self.socket(), "pending"):
+            return data
+        records, size = [data], len(data)
+        while data and size < most:
+            try:
+                data = super()._sock_recv(most - size)
+            except BlockingIOError:
+                break
+            except OSError as error:  # what came before it counts
+                self._broken = error
+                break
+            records.append(data)
+            size += len(data)
+        return b"".join(records)
 
     def _sock_send(self, buf: bytes | bytearray) -> int:
         try:

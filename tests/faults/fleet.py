@@ -216,11 +216,8 @@ class Fleet:
         """Of each kind of process, the mean over those that live."""
         kinds = {"board": self.boards, "verifier": self.verifiers}
         found = {kind: [mib for child in children if (mib := child.resident_mib)] for kind, children in kinds.items()}
-        broker = int(Path(f"/proc/{self.broker.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-        return {
-            **{kind: round(sum(all) / max(1, len(all)), 2) for kind, all in found.items()},
-            "broker": round(broker, 2),
-        }
+        found["broker"] = [mib] if (mib := resident_mib(self.broker.pid)) else []
+        return {kind: round(sum(all) / len(all), 2) for kind, all in found.items() if all}
 
     def __enter__(self) -> Fleet:
         self.wait_ready()

@@ -12,6 +12,7 @@ from tests.faults.recoverable import FAULTS, Fault
 from tests.faults.trial import LIMIT_S, Costs
 
 LOOK_S = 5.0
+TRIES = 20  # to find somebody for a fault who has none
 WARM_SHARE = 0.25  # of the time, in which processes reach their size
 FLAT_MIB_H = 8.0  # growth that is still called flat: 4 MiB in the 30 minutes
 
@@ -36,7 +37,8 @@ class Soak:
         while (now := time.monotonic()) < self._began + seconds and not self.fleet.wrong and not self.broken:
             if now >= strike_at:
                 strike_at += self.every_s
-                if (chosen := self._choose()) is not None:
+                chosen = next(filter(None, (self._choose() for _ in range(TRIES))), None)
+                if chosen is not None:
                     threads = [*filter(threading.Thread.is_alive, threads), self._start(*chosen)]
             if now >= look_at:
                 look_at += LOOK_S
@@ -94,8 +96,11 @@ class Soak:
     def slopes_mib_h(self) -> dict[str, float]:
         """How each kind of process grows, by least squares over what comes after it has reached its size."""
         warm = [(at, mib) for at, mib in self.memory if at >= WARM_SHARE * self.memory[-1][0]]
-        return {kind: round(slope([at for at, _ in warm], [mib[kind] for _, mib in warm]) * 3600, 2)
-                for kind in warm[0][1]}  # fmt: skip
+        found = {}
+        for kind in ("board", "verifier", "broker"):
+            points = [(at, mib[kind]) for at, mib in warm if kind in mib]
+            found[kind] = round(slope([at for at, _ in points], [mib for _, mib in points]) * 3600, 2)
+        return found
 
 
 def slope(x: list[float], y: list[float]) -> float:
