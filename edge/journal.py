@@ -18,7 +18,6 @@ from edge.session import Request
 from protocol.errors import OutriderError
 from protocol.sampling import Sampling
 
-
 KEPT = 100  # texts that are complete; those that are not stay until they are
 
 
