@@ -24,7 +24,7 @@ class Soak:
     fleet: Fleet
     every_s: float
     tell: Callable[[str], None] = lambda line: None
-    costs: dict[str, Costs] = field(default_factory=lambda: {fault.name: Costs(fault) for fault in FAULTS})
+    costs: dict[str, Costs] = field(default_factory=lambda: {fault.name: Costs.of(fault) for fault in FAULTS})
     memory: list[tuple[float, dict[str, float]]] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     num_struck: int = 0

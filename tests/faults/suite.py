@@ -15,6 +15,7 @@ from tests.faults.named import Named, Scenario, disk_full, one_identity_twice
 from tests.faults.recoverable import FAULTS
 from tests.faults.soak import FLAT_MIB_H, Soak
 from tests.faults.trial import Costs, settle, strike, strike_together
+from tools.models import prepare
 
 NAMED: tuple[Scenario, ...] = (
     disk_full,
@@ -39,6 +40,14 @@ def run(seed: int, tell: Tell, *, quick: bool) -> dict[str, Any]:
             tell(f"{num_boards} boards and {len(fleet.verifiers)} verifiers write")
             costs = quickly(fleet, tell) if quick else fully(fleet, tell)
             wrong, num_texts = fleet.wrong, fleet.num_texts
+    if not quick:
+        from tests.faults.real import play  # it loads torch
+
+        with tempfile.TemporaryDirectory(prefix="outrider-faults-") as folder:
+            real, wrong_real, num_real = play(*prepare("smollm2"), Path(folder), tell)
+        costs |= {one.name: one for one in real}
+        _tell_all({one.name: one for one in real}, tell)
+        wrong, num_texts = wrong + wrong_real, num_texts + num_real
     named = []
     for scenario in NAMED:
         with tempfile.TemporaryDirectory(prefix="outrider-faults-") as folder:
@@ -49,7 +58,7 @@ def run(seed: int, tell: Tell, *, quick: bool) -> dict[str, Any]:
 
 
 def quickly(fleet: Fleet, tell: Tell) -> dict[str, Costs]:
-    costs = {fault.name: Costs(fault) for fault in FAULTS}
+    costs = {fault.name: Costs.of(fault) for fault in FAULTS}
     possible = [fault for fault in FAULTS if not fault.absent]
     for fault in possible:
         if fault.hits in ("broker", "verifier"):
@@ -62,7 +71,7 @@ def quickly(fleet: Fleet, tell: Tell) -> dict[str, Costs]:
 
 
 def fully(fleet: Fleet, tell: Tell) -> dict[str, Costs]:
-    costs = {fault.name: Costs(fault) for fault in FAULTS}
+    costs = {fault.name: Costs.of(fault) for fault in FAULTS}
     for fault in FAULTS:
         least, most = fault.seconds
         durations = OUTAGES_S if fault.name in ("link cut", "link frozen") else \
@@ -104,7 +113,7 @@ def _tell_all(costs: dict[str, Costs], tell: Tell) -> None:
                 f"max {facts['max_s']} s; silent for at most {facts['silent_max_s']} s"
             )
         else:
-            tell(f"{name:32} left out: {one.fault.absent}")
+            tell(f"{name:32} left out: {one.absent}")
 
 
 def _record(seed: int, costs: dict[str, Costs], named: list[Named], wrong: list[str], num_texts: int) -> dict[str, Any]:

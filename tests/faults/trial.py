@@ -21,10 +21,16 @@ class Costs:
     its beginning to there, as a user waits.
     """
 
-    fault: Fault
+    name: str
+    seen: str
+    absent: str = ""
     beyond_s: list[float] = field(default_factory=list)
     silent_s: list[float] = field(default_factory=list)
     lasted_s: list[float] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, fault: Fault) -> Costs:
+        return cls(fault.name, fault.seen, fault.absent)
 
     @property
     def p95_s(self) -> float:
@@ -35,9 +41,9 @@ class Costs:
         return bool(self.beyond_s) and self.p95_s > BAR_S
 
     def record(self) -> dict[str, object]:
-        facts: dict[str, object] = {"fault": self.fault.name, "lost": "nothing", "seen": self.fault.seen}
+        facts: dict[str, object] = {"fault": self.name, "lost": "nothing", "seen": self.seen}
         if not self.beyond_s:
-            return {**facts, "n": 0, "absent": self.fault.absent}
+            return {**facts, "n": 0, "absent": self.absent}
         return {
             **facts,
             "n": len(self.beyond_s),
@@ -49,12 +55,17 @@ class Costs:
             "lasted_s": [round(min(self.lasted_s), 1), round(max(self.lasted_s), 1)],
         }
 
+    def note(self, lasted_s: float, beyond_s: float, silent_s: float) -> None:
+        self.lasted_s.append(lasted_s)
+        self.beyond_s.append(beyond_s)
+        self.silent_s.append(silent_s)
+
     def add(self, fleet: Fleet, struck: Struck) -> None:
-        self.lasted_s.append(struck.ended - struck.began)
+        """Wait for the next token of each board that was hit."""
         for board in struck.boards:
             at = fleet.await_token(board, struck.ended, LIMIT_S)
-            self.beyond_s.append(at - struck.ended)
-            self.silent_s.append(fleet.application(board).silent_s(struck.began, at))
+            silent_s = fleet.application(board).silent_s(struck.began, at)
+            self.note(struck.ended - struck.began, at - struck.ended, silent_s)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
