@@ -24,6 +24,7 @@ from edge.window import Window
 from link.client import Will
 from link.command import package_version
 from link.mqtt import MqttLink
+from link.outbox import EXPIRED
 from protocol import topics
 from protocol.errors import LinkError, OutriderError, SessionError, WireError
 from protocol.messages import DeviceState, Error, ErrorCode, Health, VerifierState, decode, encode
@@ -313,6 +314,8 @@ class Board:
 
     def _on_puback(self, topic: str, reason: int) -> None:
         if "/open/" not in topic or (reason != NO_MATCHING_SUBSCRIBERS and reason < REFUSED):
+            return
+        if reason == EXPIRED:  # while it waited for the network; the session's own timer opens again
             return
         if reason >= REFUSED:
             log.warning("the broker refused %s with reason 0x%02x", topic, reason)

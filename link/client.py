@@ -25,6 +25,7 @@ from protocol.errors import ConfigError, WireError
 from protocol.topics import check_name
 
 READ_BYTES = 64 << 10  # from the socket at once
+UNANSWERED_MS = 3000  # that TCP may go on sending again what the other end does not acknowledge
 UNSENT_BYTES = 16 << 10  # what the kernel may hold unsent: what waits longer must wait where it can still be dropped
 
 REMEDIES = {
@@ -270,8 +271,13 @@ def _words(error: Exception) -> str:
 
 
 def _tune(client: paho.Client, userdata: Any, sock: Any) -> None:
-    """Small messages leave at once, and what the network does not take is noticed at once."""
+    """Small messages leave at once, what the network does not take is noticed at once, and that it takes nothing soon:
+    TCP tries again after pauses that double, so that a connection finds out late that the network is back; a new one
+    does not.
+    """
     with suppress(OSError):  # a socket that is not TCP
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNANSWERED_MS)
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)

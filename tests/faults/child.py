@@ -54,13 +54,14 @@ def main() -> None:
 
 
 @main.command()
+@click.option("--host", default="127.0.0.1")
 @click.option("--port", type=int, required=True)
 @click.option("--name", required=True)
 @click.option("--step-s", type=float, required=True)
 @click.option("--tls", "tls_folder", type=click.Path(path_type=Path))
-def verifier(port: int, name: str, step_s: float, tls_folder: Path | None) -> None:
+def verifier(host: str, port: int, name: str, step_s: float, tls_folder: Path | None) -> None:
     """Serve until it is shot."""
-    broker = BrokerConfig(port=port, tls=tls_of(tls_folder), share_file=tls_folder and tls_folder / "share")
+    broker = BrokerConfig(host=host, port=port, tls=tls_of(tls_folder), share_file=tls_folder and tls_folder / "share")
     core = Verifier(name, SlowEngine(step_s=step_s, context=CONTEXT), scheduler=Scheduler(), bounds=Bounds())
     gateway = Gateway(core, broker)
     signal.signal(signal.SIGTERM, lambda *_: gateway.stop())
@@ -69,6 +70,7 @@ def verifier(port: int, name: str, step_s: float, tls_folder: Path | None) -> No
 
 
 @main.command()
+@click.option("--host", default="127.0.0.1")
 @click.option("--port", type=int, required=True)
 @click.option("--name", required=True)
 @click.option("--state", type=click.Path(path_type=Path), required=True)
@@ -76,12 +78,14 @@ def verifier(port: int, name: str, step_s: float, tls_folder: Path | None) -> No
 @click.option("--first", default=0, help="Number of the first story, where the journal has none.")
 @click.option("--max-tokens", default=NUM_TOKENS)
 @click.option("--tls", "tls_folder", type=click.Path(path_type=Path))
-def board(port: int, name: str, state: Path, policy: str, first: int, max_tokens: int, tls_folder: Path | None) -> None:
+def board(
+    host: str, port: int, name: str, state: Path, policy: str, first: int, max_tokens: int, tls_folder: Path | None
+) -> None:
     """Write one story after the other; those that a crash cut short first."""
     config = EdgeConfig(
         device=DeviceConfig(name=name, state=state),
         drafter=DrafterConfig(model=Path("none")),
-        broker=BrokerConfig(port=port, tls=tls_of(tls_folder)),
+        broker=BrokerConfig(host=host, port=port, tls=tls_of(tls_folder)),
         drafting=DraftingConfig(policy=policy),  # type: ignore[arg-type]
     )
     made = Board(config, ToyDrafter(lambda position: position % 5 == 0, context=CONTEXT)).start()

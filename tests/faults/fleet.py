@@ -29,13 +29,23 @@ POLICIES = ("auto", "chain", "tree")
 class Child:
     """A process that can be shot and started again, on its own line to the broker.
 
-    log: what it says on stderr, over all its lives; faketime: the file that sets its wall clock, where it has one.
+    inside: the command that runs it where it shall; log: what it says on stderr, over all its lives; faketime: the file
+    that sets its wall clock, where it has one.
     """
 
     def __init__(
-        self, name: str, folder: Path, line: Line, command: Sequence[str], *, clock: bool = False, tmpfs: str = ""
+        self,
+        name: str,
+        folder: Path,
+        line: Line | None,
+        command: Sequence[str],
+        *,
+        inside: Sequence[str] = (),
+        clock: bool = False,
+        tmpfs: str = "",
     ) -> None:
-        self.name, self.line, self._command = name, line, [sys.executable, "-m", "tests.faults.child", *command]
+        self.name, self._line = name, line
+        self._command = [*inside, sys.executable, "-m", "tests.faults.child", *command]
         self.log = folder / f"{name}.log"
         self.environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         self.faketime = folder / f"{name}.clock" if clock and FAKETIME else None
@@ -53,6 +63,11 @@ class Child:
         self.process: subprocess.Popen[str] | None = None
         self.ready = threading.Event()
         self.take: Callable[[dict], None] = lambda line: None
+
+    @property
+    def line(self) -> Line:
+        assert self._line is not None
+        return self._line
 
     def start(self) -> None:
         self.ready.clear()
@@ -130,7 +145,7 @@ class Fleet:
         self.folder, self.step_s, self.certified = folder, step_s, certified
         self.random = random.Random(seed)
         self.lines = Lines()
-        self.broker = Broker.start(free_port(), kind="mosquitto") if certified is None else None
+        self.broker = self._start_broker()
         self._verifiers_made = 0
         self.verifiers: list[Child] = []
         self.boards: list[Child] = []
@@ -165,6 +180,9 @@ class Fleet:
         made.start()
         self.boards.append(made)
         return made
+
+    def _start_broker(self) -> Broker | None:
+        return Broker.start(free_port(), kind="mosquitto") if self.certified is None else None
 
     def _child(self, name: str, user: str, kind: str, words: Sequence[str], *, log: str = "", **options: Any) -> Child:
         port = self.broker.port if self.certified is None else self.certified.port
@@ -220,7 +238,11 @@ class Fleet:
         return {kind: round(sum(all) / len(all), 2) for kind, all in found.items() if all}
 
     def __enter__(self) -> Fleet:
-        self.wait_ready()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -25,7 +25,7 @@ from tools.provision import office
 from tools.provision.folder import Folder
 
 LIFE = timedelta(seconds=6)
-HOSTILE_S = 5.0
+HOSTILE_S = 3.0
 FLOOD_MESSAGES = 200  # at a time
 
 

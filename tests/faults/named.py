@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.faults.fleet import Child, Fleet
 
-TOGETHER_S = 5.0
+TOGETHER_S = 3.0
 
 
 @dataclass

@@ -54,7 +54,12 @@ class Soak:
         fault = rng.choice([fault for fault in FAULTS if not fault.absent])
         with self._lock:
             if fault.hits in ("broker", "verifier"):
-                resource, victim = "cloud", None if fault.hits == "broker" else rng.choice(fleet.verifiers)
+                resource, victim = "cloud", None
+                if fault.hits == "verifier":
+                    owners = [verifier for verifier in fleet.verifiers if fleet.boards_of(verifier)]
+                    if not owners:
+                        return None
+                    victim = rng.choice(owners)
             else:
                 free = [b for b in fleet.boards if b.name not in self._busy and (fault.hits != "clock" or b.faketime)]
                 if not free:

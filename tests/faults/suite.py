@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.faults.cable import pull
 from tests.faults.fleet import Fleet
 from tests.faults.hostile import certificate_expired, device_that_floods, foreign_tenant
 from tests.faults.named import Named, Scenario, disk_full, one_identity_twice
@@ -26,6 +27,7 @@ NAMED: tuple[Scenario, ...] = (
 )
 ROUNDS = 5
 OUTAGES_S = (1.0, 3.0, 10.0, 30.0, 60.0)
+QUICK_PULLS_S = (7.0,)
 SETTLED_S = 3.0
 FULL_BOARDS, QUICK_BOARDS, CLOCKS = 4, 9, 2
 
@@ -40,6 +42,11 @@ def run(seed: int, tell: Tell, *, quick: bool) -> dict[str, Any]:
             tell(f"{num_boards} boards and {len(fleet.verifiers)} verifiers write")
             costs = quickly(fleet, tell) if quick else fully(fleet, tell)
             wrong, num_texts = fleet.wrong, fleet.num_texts
+    with tempfile.TemporaryDirectory(prefix="outrider-faults-") as folder:
+        pulled, wrong_pulled, num_pulled = pull(Path(folder), seed, QUICK_PULLS_S if quick else OUTAGES_S)
+    costs[pulled.name] = pulled
+    _tell_all({pulled.name: pulled}, tell)
+    wrong, num_texts = wrong + wrong_pulled, num_texts + num_pulled
     if not quick:
         from tests.faults.real import play  # it loads torch
 

@@ -5,12 +5,16 @@ whole of it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
 from link.packets import publish_packet
-from tests.faults import suite
+from tests.faults import hostile, suite
+from tests.faults.cable import pull
 from tests.faults.fleet import Fleet
+from tests.faults.named import Named, Scenario
 from tests.faults.reader import Application
 from tests.faults.recoverable import BY_NAME, FAULTS
 from tests.faults.scramble import Disorder, Scrambler, plain, read_packet
@@ -32,9 +36,29 @@ def test_a_fleet_recovers_from_every_fault(tmp_path):
 
 
 @needs_mosquitto
+def test_a_cable_that_is_pulled_costs_no_more_than_the_time_it_is_out(tmp_path):
+    costs, wrong, _ = pull(tmp_path, 1, suite.QUICK_PULLS_S)
+    if costs.absent:
+        pytest.skip(costs.absent)
+    assert wrong == [] and not costs.missed, costs.beyond_s
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory) -> Iterator[dict[Scenario, Future[Named]]]:
+    """All scenarios under way: those with certificates one after the other, the others beside them."""
+    with ThreadPoolExecutor(1) as certified, ThreadPoolExecutor(1) as others:
+        yield {
+            scenario: (certified if scenario.__module__ == hostile.__name__ else others).submit(
+                scenario, tmp_path_factory.mktemp(scenario.__name__), 1
+            )
+            for scenario in suite.NAMED
+        }
+
+
+@needs_mosquitto
 @pytest.mark.parametrize("scenario", suite.NAMED, ids=lambda scenario: scenario.__name__)
-def test_what_a_fleet_cannot_mend_is_named(scenario, tmp_path):
-    found = scenario(tmp_path, 1)
+def test_what_a_fleet_cannot_mend_is_named(scenario, scenes):
+    found = scenes[scenario].result()
     if found.absent:
         pytest.skip(found.absent)
     assert found.error and found.wrong == []

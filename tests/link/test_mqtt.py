@@ -463,3 +463,13 @@ def test_over_tls_messages_that_came_together_are_read_together(
     until(lambda: len(two.messages) == 400)
     assert two.payloads() == [b"%d" % number for number in range(400)]
     assert len(taken_by_paho) < 100
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="TCP_USER_TIMEOUT is Linux's")
+def test_a_connection_whose_packets_nobody_acknowledges_is_given_up_within_seconds(broker: Broker, end: Make) -> None:
+    """By the kernel; what it does for a board, `tests/faults` shows with packets that are lost."""
+    one = end(broker.port, "one")
+    assert one.link._client is not None
+    sock = one.link._client.socket()
+    assert sock is not None
+    assert 2000 <= sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 5000
