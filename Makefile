@@ -12,8 +12,9 @@ PAIR ?= smollm2
 JSON ?=
 TRACES ?= models/$(PAIR)-traces.json
 EXECUTIONS ?= 10000000
+MINUTES ?= 30
 
-.PHONY: demo test test-vllm lint bench fuzz clean
+.PHONY: demo test test-vllm lint bench fuzz faults clean
 
 demo: $(VENV)/.ready
 	@$(BIN)/python -m tools.demo --pair $(PAIR) $(if $(JSON),--json)
@@ -39,6 +40,11 @@ bench: $(VENV)/.ready $(TRACES)
 # Coverage-guided, over all targets: docs/testing.md.
 fuzz: $(VENV)/.ready
 	@$(BIN)/python -m tests.fuzz run --executions $(EXECUTIONS)
+
+# Everything that can go wrong between boards and verifiers, each by itself and then at random: docs/faults.md.
+faults: $(VENV)/.ready
+	$(BIN)/python -m tests.faults run
+	$(BIN)/python -m tests.faults soak --minutes $(MINUTES)
 
 $(TRACES): | $(VENV)/.ready
 	@mkdir -p $(@D)

@@ -97,6 +97,7 @@ class LimitsConfig(Section, frozen=True):
     idle_s: Seconds = 60.0
     quiet_s: Seconds = 2.5
     open_s: Seconds = 4.0
+    messages_per_s: Annotated[float, Meta(ge=1)] = 500.0
 
     def bounds(self) -> Bounds:
         return Bounds(
@@ -108,6 +109,7 @@ class LimitsConfig(Section, frozen=True):
             idle_s=self.idle_s,
             quiet_s=self.quiet_s,
             open_s=self.open_s,
+            messages_per_s=self.messages_per_s,
         )
 
 

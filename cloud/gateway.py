@@ -8,10 +8,10 @@ import gc
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from cloud.engines.base import Outcome, Plan
+from cloud.intake import Intake
 from cloud.verifier import Send, Verifier
 from link.client import Will, share
 from link.config import BrokerConfig
@@ -39,7 +39,7 @@ class Gateway:
     def __init__(self, verifier: Verifier, *brokers: BrokerConfig, clock: Callable[[], float] = time.monotonic) -> None:
         """brokers: all at which devices may be, each with those that stand by for it. `share_file` is the first's."""
         self.verifier, self._clock = verifier, clock
-        self._inbox: deque[tuple[str, bytes, float]] = deque(maxlen=MOST_WAITING)
+        self._inbox = Intake(MOST_WAITING, verifier.bounds.messages_per_s)
         self._something = threading.Event()
         self._stopping = False
         self.turned_at = 0.0
@@ -87,14 +87,16 @@ class Gateway:
 
     def _turn(self) -> None:
         verifier = self.verifier
-        while self._inbox:
-            topic, payload, came_at = self._inbox.popleft()
+        for _ in range(len(self._inbox)):  # what comes meanwhile has to wait for a step, however much it is
+            topic, payload, came_at = self._inbox.take()
             verifier.receive(topic, payload, came_at, self._clock() - came_at)
         now = self.turned_at = self._clock()  # not before what was received came
         if now >= self._tell_at:
             self._tell_state("up")
             self._tell_at = now + TELL_S
         if now >= self._flush_at:
+            for device, num in self._inbox.overflow().items():
+                verifier.flooded(device, num)
             verifier.flush(now)
             self._flush_at = now + LOOK_S
         verifier.tick(now)
@@ -157,12 +159,12 @@ class Gateway:
         while (left := until - self._clock()) > 0:
             self._something.clear()
             while self._inbox:
-                self.verifier.receive(*self._inbox.popleft())
+                self.verifier.receive(*self._inbox.take())
             self._publish()
             self._something.wait(left)
 
     def _on_message(self, topic: str, payload: bytes) -> None:
-        self._inbox.append((topic, payload, self._clock()))
+        self._inbox.put(topic, payload, self._clock())
         self._something.set()
 
     def _on_state(self, up: bool, reason: str) -> None:

@@ -53,8 +53,8 @@ class Send(NamedTuple):
 class Bounds:
     """sessions: open at once, in all and of one device; repair_s: until an unanswered commit is sent again; idle_s:
     until a session whose device is silent is forgotten; quiet_s: until it gets no more steps; open_s: until an open
-    that nobody has looked at is of no use, since its device has opened again by then; draft_rows, ahead: see
-    `protocol.messages.Limits`.
+    that nobody has looked at is of no use, since its device has opened again by then; messages_per_s: what is listened
+    to of one device; draft_rows, ahead: see `protocol.messages.Limits`.
     """
 
     sessions: int = 64
@@ -65,6 +65,7 @@ class Bounds:
     idle_s: float = 60.0
     quiet_s: float = 2.5
     open_s: float = 4.0
+    messages_per_s: float = 500.0
 
 
 @dataclass(slots=True)
@@ -147,6 +148,11 @@ class Verifier:
                 self._close(device, message)
             case _:
                 self._count_error(device, ErrorCode.BAD_MESSAGE)
+
+    def flooded(self, device: str, num: int) -> None:
+        """So many messages of a device were dropped unread."""
+        what = f"{num} messages over {self.bounds.messages_per_s:g} a second were dropped"
+        self._error(device, 0, 0, ErrorCode.OVER_LIMIT, what)
 
     def _refuse_bytes(self, device: str, kind: str, payload: bytes, error: WireError) -> None:
         key = open_key(payload) if kind == "open" else None

@@ -15,7 +15,7 @@ from edge.calibration import Calibration
 from edge.config import EdgeConfig
 from edge.cooling import Watch
 from edge.drafters.base import Drafter
-from edge.journal import Entry, Journal
+from edge.journal import Entry, Journal, SessionJournal
 from edge.policy import NoDraftPolicy
 from edge.runtime import SessionRun
 from edge.session import Request, Send, Tally
@@ -25,6 +25,7 @@ from edge.window import Window
 from link.client import Will
 from link.command import package_version
 from link.mqtt import MqttLink
+from link.outbox import EXPIRED
 from protocol import topics
 from protocol.errors import LinkError, OutriderError, SessionError, WireError
 from protocol.messages import Announcement, DeviceState, Error, ErrorCode, Health, VerifierState, decode, encode
@@ -212,7 +213,7 @@ class Board:
 
     def _begin(self, entry: Entry, *, fresh: bool) -> Stream:
         request = entry.request
-        journal = self.journal.begin(request) if fresh else self.journal.resume(request.session)
+        journal = self._open_journal(request, fresh=fresh)
         drafting = self.config.drafting.policy != "none" and self._take_drafter()
         calibration = self._calibrations[request.sampling.greedy]
         policy = self.config.drafting.make(calibration) if drafting else NoDraftPolicy()
@@ -259,10 +260,19 @@ class Board:
                     self._updates.ended(window.tally)
                 if drafting:
                     self._drafter_free.release()
-                journal.close()
+                if journal is not None:
+                    journal.close()
 
         threading.Thread(target=work, name=f"session {request.session:016x}", daemon=True).start()
         return stream
+
+    def _open_journal(self, request: Request, *, fresh: bool) -> SessionJournal | None:
+        """A disk that is full costs the way back after a crash, never the text."""
+        try:
+            return self.journal.begin(request) if fresh else self.journal.resume(request.session)
+        except OSError as error:
+            log.error("%s: %s; this text cannot be resumed after a crash", self.journal.folder, error.strerror)
+            return None
 
     def _take_drafter(self) -> bool:
         """Whether the drafter is ours now. A session that has ended gives it back after the pass it is in."""
@@ -337,6 +347,8 @@ class Board:
 
     def _on_puback(self, topic: str, reason: int) -> None:
         if "/open/" not in topic or (reason != NO_MATCHING_SUBSCRIBERS and reason < REFUSED):
+            return
+        if reason == EXPIRED:  # while it waited for the network; the session's own timer opens again
             return
         if reason >= REFUSED:
             log.warning("the broker refused %s with reason 0x%02x", topic, reason)

@@ -6,6 +6,7 @@ crash cut short is dropped; the verifier commits its tokens again.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from math import inf
@@ -16,6 +17,8 @@ import msgspec
 from edge.session import Request
 from protocol.errors import OutriderError
 from protocol.sampling import Sampling
+
+KEPT = 100  # texts that are complete; those that are not stay until they are
 
 
 class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,6 +53,8 @@ class Entry(msgspec.Struct, frozen=True):
 class SessionJournal:
     """The open file of one session. Lines reach the operating system at once, the disk when it likes: a killed
     process loses nothing, a power cut at most the latest tokens, which are drawn again.
+
+    Raises OSError for a line that cannot be written whole; what comes after it would not be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,19 +74,29 @@ class SessionJournal:
     def close(self) -> None:
         self._file.close()
 
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
     def _write(self, line: msgspec.Struct) -> None:
-        self._file.write(msgspec.json.encode(line) + b"\n")
+        data = msgspec.json.encode(line) + b"\n"
+        if self._file.write(data) < len(data):  # a disk takes what fits and says nothing
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class Journal:
-    """A folder of session files."""
+    """A folder of session files. Raises OutriderError for one that cannot be made."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            remedy = "Let this user write to `state` of [device], and see that its disk has room"
+            raise OutriderError(f"cannot be made: {error.strerror}", where=str(folder), remedy=remedy) from None
 
     def begin(self, request: Request) -> SessionJournal:
-        """Start the file of a new session; the request is on disk before this returns."""
+        """Start the file of a new session; the request is on disk before this returns. Raises OSError."""
+        self._forget_oldest()
         path = self._path(request.session)
         header = _Header(
             1,
@@ -94,15 +109,19 @@ class Journal:
             None if request.patience_s == inf else request.patience_s,
         )
         part = path.with_suffix(".part")
-        with open(part, "wb") as file:
-            file.write(msgspec.json.encode(header) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        part.rename(path)
-        return SessionJournal(path)
+        try:
+            with open(part, "wb") as file:
+                file.write(msgspec.json.encode(header) + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            part.rename(path)
+            return SessionJournal(path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
 
     def resume(self, session: int) -> SessionJournal:
-        """Go on with a file, after a torn last line was cut off."""
+        """Go on with a file, after a torn last line was cut off. Raises OSError."""
         path = self._path(session)
         data = path.read_bytes()
         whole = data.rfind(b"\n") + 1
@@ -112,14 +131,23 @@ class Journal:
 
     def entries(self) -> list[Entry]:
         """All sessions that can be read, oldest first."""
-        paths = sorted(self.folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
-        return [entry for entry in map(read, paths) if entry is not None]
+        return [entry for entry in map(read, self._paths()) if entry is not None]
 
     def unfinished(self) -> list[Entry]:
         return [entry for entry in self.entries() if not entry.end]
 
     def remove(self, session: int) -> None:
         self._path(session).unlink(missing_ok=True)
+
+    def _paths(self) -> list[Path]:
+        """Oldest first."""
+        return sorted(self.folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
+
+    def _forget_oldest(self) -> None:
+        for path in self._paths()[:-KEPT]:
+            entry = read(path)
+            if entry is None or entry.end:
+                path.unlink(missing_ok=True)
 
     def _path(self, session: int) -> Path:
         return self.folder / f"{session:016x}.jsonl"

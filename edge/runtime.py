@@ -78,7 +78,7 @@ class SessionRun:
         self._text_row: object = None
         self._delivered = len(window.committed)
         self._term = (-1, "")
-        self._over = False
+        self._over = self._unrecorded = False
         self.passes = 0
         self.turned_at = clock()
         self.wake_at = self._look_at = -inf
@@ -135,17 +135,19 @@ class SessionRun:
             self._over = True
             if window.finish:
                 self._record(lambda journal: journal.end(window.finish))
+                if self._journal is not None and self._unrecorded:
+                    self._journal.remove()  # else the next start would write this text again
             self._listener.ended()
 
     def _record(self, line: Callable[[SessionJournal], None]) -> None:
         """A journal that cannot be written costs the way back after a crash, never the text."""
-        if self._journal is None:
+        if self._journal is None or self._unrecorded:
             return
         try:
             line(self._journal)
         except OSError as error:
             log.error("%s: %s; this text cannot be resumed from here on", self._journal.path, error)
-            self._journal = None
+            self._unrecorded = True
 
     # -- the drafting loop ----------------------------------------------------------------------------------------
 

@@ -80,6 +80,7 @@ class Window:
         self._fruitless = 0
         self._heard_at = self._asked_at = self._told_at = now
         self._told = 0
+        self._unanswered = False
         self._seq = 0
         self._outbox: list[Send] = []
         self.moves: list[tuple[list[int], list[Node]]] = []
@@ -188,8 +189,8 @@ class Window:
                 self._on_commit(message, now)
             case Error():
                 self._on_error(message, now)
-            case VerifierState() if self.owned and message.verifier == self.verifier and message.status != "up":
-                self._reopen(now, f"verifier {self.verifier} is {message.status}")
+            case VerifierState() if self.owned and message.verifier == self.verifier and not self.done:
+                self._on_state(message, now)
             case _:
                 self.tally.ignored["other"] += 1
 
@@ -279,7 +280,7 @@ class Window:
             self.tally.ignored["session"] += 1
             return
         if self.owned and (message.verifier, message.epoch) == (self.verifier, self.epoch):
-            self._heard_at = now
+            self._heard_at, self._unanswered = now, False
             return
         if self.owned or self.done or message.epoch != self.epoch:
             self.tally.ignored["opened"] += 1
@@ -294,7 +295,7 @@ class Window:
         self.tree.rehash(self._hashes[-1])
         self._prune()
         self._heard_at = self._asked_at = self._told_at = now
-        self._told = self.frontier
+        self._told, self._unanswered = self.frontier, False
         if message.length != self.frontier:
             self._ask(now)
         elif self.alone:
@@ -323,7 +324,7 @@ class Window:
         if overlap != self.text[message.base : message.base + len(overlap)] or not self._in_vocabulary(ids):
             self._reopen(now, f"verifier {self.verifier} contradicted itself at {message.base}")
             return
-        self._heard_at = now
+        self._heard_at, self._unanswered = now, False
         if message.step_us is not None:
             self.cadence.step_s = message.step_us / 1e6
         if message.advice is not None:
@@ -338,6 +339,12 @@ class Window:
             self._close_owner("")
         elif message.base + len(ids) == self.frontier:
             self._compare(message)
+
+    def _on_state(self, message: VerifierState, now: float) -> None:
+        if message.status != "up":
+            self._reopen(now, f"verifier {self.verifier} is {message.status}")
+        elif self._unanswered and now - self._asked_at >= self.timing.repair_s / 4:
+            self._ask(now)  # it may have come back to the broker after us, and what we asked in between reached nobody
 
     def _append(self, ids: list[int]) -> None:
         self.text.extend(ids)
@@ -431,7 +438,7 @@ class Window:
     def _ask(self, now: float) -> None:
         """Ask for everything from our own length on, and say all our guesses again."""
         self._resync(now, ask=True)
-        self._asked_at = now
+        self._asked_at, self._unanswered = now, True
         self._forget_sent()
 
     def _resync(self, now: float, *, ask: bool) -> None:

@@ -25,6 +25,7 @@ from protocol.errors import ConfigError, WireError
 from protocol.topics import check_name
 
 READ_BYTES = 64 << 10  # from the socket at once
+UNANSWERED_MS = 3000  # that TCP may go on sending again what the other end does not acknowledge
 UNSENT_BYTES = 16 << 10  # what the kernel may hold unsent: what waits longer must wait where it can still be dropped
 
 
@@ -46,6 +47,7 @@ class Client(paho.Client):
 
     broker: BrokerConfig
     _ahead, _at = b"", 0  # what was read from the socket, and how far it was taken
+    _broken: OSError | None = None  # what ended the connection behind what was read ahead
     alert: ssl.SSLError | None = None  # why TLS ended the connection, which paho only logs
 
     @property
@@ -95,7 +97,7 @@ class Client(paho.Client):
     def _sock_recv(self, bufsize: int) -> bytes:
         if self._at == len(self._ahead):
             try:
-                self._ahead, self._at = super()._sock_recv(max(bufsize, READ_BYTES)), 0
+                self._ahead, self._at = self._records(max(bufsize, READ_BYTES)), 0
             except ssl.SSLError as error:
                 self.alert = error
                 raise
@@ -104,6 +106,28 @@ class Client(paho.Client):
         data = self._ahead[self._at : self._at + bufsize]
         self._at += len(data)
         return data
+
+    def _records(self, most: int) -> bytes:
+        """What has come, up to about so many bytes. TLS hands out one record at a time, and brokers make one of each
+        message, so that without this none would come along with others.
+        """
+        if self._broken is not None:
+            raise self._broken
+        data = super()._sock_recv(most)
+        if not hasattr(self.socket(), "pending"):
+            return data
+        records, size = [data], len(data)
+        while data and size < most:
+            try:
+                data = super()._sock_recv(most - size)
+            except BlockingIOError:
+                break
+            except OSError as error:  # what came before it counts
+                self._broken = error
+                break
+            records.append(data)
+            size += len(data)
+        return b"".join(records)
 
     def _sock_send(self, buf: bytes | bytearray) -> int:
         try:
@@ -211,8 +235,13 @@ def tls_context(config: BrokerConfig) -> ssl.SSLContext | None:
 
 
 def _tune(sock: socket.socket) -> None:
-    """Small messages leave at once, and what the network does not take is noticed at once."""
+    """Small messages leave at once, what the network does not take is noticed at once, and that it takes nothing soon:
+    TCP tries again after pauses that double, so that a connection finds out late that the network is back; a new one
+    does not.
+    """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNANSWERED_MS)
     if hasattr(socket, "TCP_NOTSENT_LOWAT"):
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)

@@ -36,6 +36,7 @@ READ_AT_ONCE = 64
 WRITE_AT_ONCE = 8 << 10  # bytes of messages at QoS 0: what the socket does not take of them can no longer be dropped
 WIDEST = 4  # bytes of a character in UTF-8
 TICK_S = 0.5  # keepalive and refresh are looked at this often
+QUICK_FOR_S = 90.0  # of pauses that are short, since most outages last less
 CONNECTING_S = 180.0  # name servers and addresses are tried one after the other, and each has its time
 
 
@@ -310,7 +311,7 @@ class MqttLink:
     # On the link's thread.
 
     def _run(self) -> None:
-        backoff = Backoff(self._config.backoff_max_s)
+        backoff = Backoff(self._config.backoff_max_s, quick_for_s=QUICK_FOR_S)
         while not self._finished():
             self._lost = self._up_since = None
             try:

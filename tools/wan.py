@@ -62,10 +62,14 @@ class Direction:
     """One way of the link, shared by all connections: its delay, its rate and when the wire is free again."""
 
     def __init__(self, delay_s: float, jitter_s: float, rate_bps: float | None, seed: int) -> None:
-        self._delay_s, self._jitter_s, self._rate_bps = delay_s, jitter_s, rate_bps
         self._random = random.Random(seed)
         self._free_at = 0.0
         self.bytes = 0
+        self.shape(delay_s, jitter_s, rate_bps)
+
+    def shape(self, delay_s: float, jitter_s: float, rate_bps: float | None) -> None:
+        """What holds for bytes that arrive from now on; those on their way keep their time."""
+        self._delay_s, self._jitter_s, self._rate_bps = delay_s, jitter_s, rate_bps
         self.segment = SEGMENT if rate_bps else HELD_BYTES
         self.held_bytes = max(SEGMENT, int(rate_bps / 8 * (delay_s + QUEUE_S))) if rate_bps else HELD_BYTES
 
@@ -226,6 +230,11 @@ class WanProxy:
         return Counters(
             self._num_connections, len(self.halves) // 2, self._up.bytes, self._down.bytes, round(late_ms, 3)
         )
+
+    def shape(self, *, rtt_s: float = 0.0, jitter_s: float = 0.0, rate_kbit: float | None = None) -> None:
+        """Another kind of link from now on, connections and all."""
+        for direction in (self._up, self._down):
+            direction.shape(rtt_s / 2, jitter_s, rate_kbit * 1000 if rate_kbit else None)
 
     async def set_outage(self, mode: Outage | None) -> None:
         """freeze: nothing passes and nobody is told; cut: connections end and new ones are refused; None: over."""

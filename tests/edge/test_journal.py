@@ -12,14 +12,17 @@ from pathlib import Path
 
 import pytest
 
+import edge.journal
 from edge.journal import Entry, Journal
 from edge.policy import ChainPolicy
 from edge.runtime import SessionRun
 from edge.session import Request, Timing
 from edge.window import Window
+from protocol.errors import OutriderError
 from protocol.messages import Commit, Limits, Opened
 from protocol.sampling import Sampling
 from protocol.text import Ids, owner_hash, prefix_hashes
+from tests.boards import make_board
 from tests.toys import ToyDrafter
 
 ROOT = Path(__file__).parents[2]
@@ -149,23 +152,74 @@ for i in range(10**6):
 """
 
 
+def test_a_line_that_a_full_disk_takes_half_of_is_an_error(tmp_path):
+    """RLIMIT_FSIZE ends a file as a full disk does: a write that no longer fits is cut short without an error."""
+    script = "import resource, sys\n" + CHILD.replace(
+        "for i", "resource.setrlimit(resource.RLIMIT_FSIZE, (399, 399))\nfor i"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and "OSError: [Errno 28] No space left on device" in done.stderr
+    committed = only(Journal(tmp_path)).committed
+    assert len(committed) > 10 and committed == list(range(len(committed)))
+    again = Journal(tmp_path).resume(5)
+    again.commit([7])
+    assert only(Journal(tmp_path)).committed == [*committed, 7]
+
+
+def test_a_session_that_cannot_be_written_down_leaves_nothing_half(tmp_path, monkeypatch):
+    def full(fd):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        Journal(tmp_path).begin(request())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OutriderError, match=r"file/journal: cannot be made.*\[device\]"):
+        Journal(tmp_path / "file" / "journal")
+
+
+def test_only_the_latest_complete_texts_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(edge.journal, "KEPT", 3)
+    journal = Journal(tmp_path)
+    for session in range(1, 7):
+        file = journal.begin(request(session))
+        os.utime(file.path, (session, session))
+        if session != 2:
+            file.end("stop")
+        file.close()
+        os.utime(file.path, (session, session))
+    assert [entry.request.session for entry in journal.entries()] == [2, 3, 4, 5, 6]
+    journal.begin(request(7)).close()
+    assert [entry.request.session for entry in journal.entries()] == [2, 4, 5, 6, 7]
+
+
 class FullDisk:
     """A journal whose disk fills up after some commits."""
 
     def __init__(self, commits: int) -> None:
         self.path = Path("full.jsonl")
         self.left = commits
+        self.lines = 0
+        self.removed = False
 
     def epoch(self, epoch: int, owner: str = "") -> None:
         pass
 
     def commit(self, ids) -> None:
+        self.lines += 1
         self.left -= 1
         if self.left < 0:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     def end(self, reason: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
+
+    def remove(self) -> None:
+        self.removed = True
 
 
 class Reader:
@@ -181,6 +235,8 @@ class Reader:
 
 
 def test_a_full_disk_costs_the_journal_and_not_the_text(caplog):
+    """What was written stays as long as it is of use: until the text is complete."""
+    disk = FullDisk(1)
     reader = Reader()
     window = Window("a.b", Request(5, "t", (3, 4), Sampling(), 4), timing=Timing(), now=0.0)
     run = SessionRun(
@@ -189,7 +245,7 @@ def test_a_full_disk_costs_the_journal_and_not_the_text(caplog):
         ChainPolicy(),
         publish=lambda send: None,
         listener=reader,
-        journal=FullDisk(1),  # type: ignore[arg-type]
+        journal=disk,  # type: ignore[arg-type]
         clock=lambda: 0.0,
     )
     run.begin()
@@ -199,5 +255,19 @@ def test_a_full_disk_costs_the_journal_and_not_the_text(caplog):
         hash = prefix_hashes(owner_hash(5, "v", 0), text)[-1]
         run.receive(Commit(1, 0, len(text), hash, Ids((id,)), finish="length" if id == 13 else ""))
         text.append(id)
+        assert disk.removed == (id == 13)
+    assert disk.lines == 2, "a line behind a torn one would not be read"
     assert reader.ids == [10, 11, 12, 13] and reader.over
     assert "No space left" in caplog.text
+
+
+def test_a_board_on_a_full_disk_still_writes_texts(tmp_path, monkeypatch, caplog):
+    def full(journal, request):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Journal, "begin", full)
+    board = make_board(1, "a.b", tmp_path)  # never started: there is no broker
+    stream = board.open(request())
+    assert stream.run is not None and not stream.run.window.done
+    assert f"{tmp_path / 'journal'}: No space left on device" in caplog.text
+    board.close()

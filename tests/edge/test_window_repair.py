@@ -76,6 +76,20 @@ def test_a_silent_owner_is_asked_then_left_for_the_next_epoch():
     assert "silent" in session.problem
 
 
+def test_an_owner_that_comes_back_to_the_broker_after_us_is_asked_at_once():
+    """> ask (lost), < up, > ask; not again once it has answered"""
+    session = owned()
+    session.link_down("the broker has gone")
+    session.link_up(5.0)
+    assert [message.ask for message in said(session)] == [True]
+    session.receive(VerifierState("v", "up"), 5.5)
+    assert [(message.ask, message.have) for message in said(session)] == [(True, 3)]
+    session.receive(VerifierState("other", "up"), 5.9)
+    session.receive(commit(PROMPT, [1]), 5.9)
+    session.receive(VerifierState("v", "up"), 6.5)
+    assert said(session) == [] and session.epoch == 0
+
+
 def test_asking_says_all_guesses_again():
     """> draft 1 2 (lost), ... > ask, > draft 1 2"""
     session = owned()

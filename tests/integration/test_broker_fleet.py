@@ -22,6 +22,7 @@ from edge.board import Board, Stream
 from edge.policy import NoDraftPolicy
 from edge.session import Request
 from link.mqtt import MqttLink
+from link.outbox import EXPIRED
 from protocol import topics
 from protocol.errors import SessionError
 from protocol.messages import (
@@ -312,6 +313,17 @@ def test_nobody_serves_the_target_until_somebody_does(fleet):
     fleet.verifier("v-late")
     assert read(stream) == plain_decode(PROMPT, SAMPLED, 30)
     assert stream.run.window.problem == ""
+
+
+def test_an_open_that_expired_on_its_way_out_is_no_refusal(fleet, caplog):
+    """The session's own timer opens again; nothing says that nobody serves the target."""
+    board = fleet.board("t.expired")
+    stream = board.open(make_request(1, max_tokens=30))
+    run = stream.run
+    run.link_down("the network has gone")
+    board._on_puback(topics.open_topic("t.expired", TARGET), EXPIRED)
+    assert run.window.problem == "the network has gone" and "refused" not in caplog.text
+    run.cancel()
 
 
 def test_a_board_that_starts_before_its_broker(tmp_path):

@@ -442,3 +442,34 @@ def test_files_that_are_no_certificates_are_a_wrong_configuration(tmp_path: Path
     (tmp_path / "ca.pem").write_text("no certificate")
     with pytest.raises(ConfigError, match=r"ca\.pem"):
         MqttLink(BrokerConfig(tls=TlsConfig(ca=tmp_path / "ca.pem")), "x", on_message=lambda topic, payload: None)
+
+
+def test_over_tls_messages_that_came_together_are_read_together(
+    tls_broker: Broker, end: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record of TLS holds one message; read one by one, each would take paho's long way."""
+    taken_by_paho: list[str] = []
+    whole_way = MqttLink._received
+    monkeypatch.setattr(MqttLink, "_received", lambda self, *given: (taken_by_paho.append(""), whole_way(self, *given)))
+    tls = {"tls": TlsConfig(ca=tls_broker.ca)}
+    held = threading.Event()
+    two = end(tls_broker.port, "two", config=tls, subscriptions=[("many/#", 0)])
+    one = end(tls_broker.port, "one", config=tls)
+    two.link._on_message = lambda topic, payload: (held.wait(5), two.messages.append((topic, payload)))
+    for number in range(400):
+        one.link.publish("many/of", b"%d" % number)
+    time.sleep(0.3)
+    held.set()
+    until(lambda: len(two.messages) == 400)
+    assert two.payloads() == [b"%d" % number for number in range(400)]
+    assert len(taken_by_paho) < 100
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="TCP_USER_TIMEOUT is Linux's")
+def test_a_connection_whose_packets_nobody_acknowledges_is_given_up_within_seconds(broker: Broker, end: Make) -> None:
+    """By the kernel; what it does for a board, `tests/faults` shows with packets that are lost."""
+    one = end(broker.port, "one")
+    assert one.link._client is not None
+    sock = one.link._client.socket()
+    assert sock is not None
+    assert 2000 <= sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 5000
