@@ -15,6 +15,8 @@ from edge.updates.manifest import ModelRelease, RuntimeRelease, SettingsRelease,
 from edge.updates.settings import Settings
 from link.config import BrokerConfig
 from link.mqtt import MqttLink
+from protocol.messages import DeviceState, encode
+from protocol.topics import device_state_topic
 from tests.edge.releases import TOKENIZER_DIGEST, model_files, wheel
 from tools.broker import Broker, available
 from tools.release import manifests
@@ -112,24 +114,49 @@ def test_the_signature_is_one_that_openssl_agrees_with(tmp_path, key):
 
 
 @pytest.mark.skipif("mosquitto" not in available(), reason="mosquitto is not installed")
-def test_an_announcement_is_retained_for_boards_that_come_later(tmp_path, key):
+def test_an_announcement_is_retained_at_each_broker_for_boards_that_come_later(tmp_path, key):
     sign(tmp_path, key, "settings", "--policy", "chain")
     heard: queue.Queue[tuple[str, bytes]] = queue.Queue()
-    with Broker.start(kind="mosquitto") as broker:
+    with Broker.start(kind="mosquitto") as broker, Broker.start(kind="mosquitto") as standby:
         config = tmp_path / "release.toml"
-        config.write_text(f"[broker]\nport = {broker.port}\n")
+        config.write_text(f'[broker]\nport = {broker.port}\nstandby = ["127.0.0.1:{standby.port}"]\n')
         said = run("announce", tmp_path / "r-1.json", "--config", config, "--public-key", key[1])
-        assert "outrider/v1/updates/stable/settings" in said
-        board = MqttLink(
-            BrokerConfig(port=broker.port),
-            "board",
-            on_message=lambda topic, payload: heard.put((topic, payload)),
-            subscriptions=[("outrider/v1/updates/stable/+", 1)],
-        ).start()
-        topic, payload = heard.get(timeout=5.0)
-        board.close()
-    assert topic == "outrider/v1/updates/stable/settings"
-    assert open_payload(payload, [key[1]]) == signed(tmp_path, key)[1]
+        assert said.count("outrider/v1/updates/stable/settings") == 2
+        for place in (broker, standby):
+            board = MqttLink(
+                BrokerConfig(port=place.port),
+                "board",
+                on_message=lambda topic, payload: heard.put((topic, payload)),
+                subscriptions=[("outrider/v1/updates/stable/+", 1)],
+            ).start()
+            topic, payload = heard.get(timeout=5.0)
+            board.close()
+            assert topic == "outrider/v1/updates/stable/settings"
+            assert open_payload(payload, [key[1]]) == signed(tmp_path, key)[1]
+
+
+@pytest.mark.skipif("mosquitto" not in available(), reason="mosquitto is not installed")
+def test_what_boards_run_is_counted_wherever_they_are(tmp_path):
+    with Broker.start(kind="mosquitto") as broker, Broker.start(kind="mosquitto") as standby:
+        config = tmp_path / "release.toml"
+        config.write_text(f'[broker]\nport = {broker.port}\nstandby = ["127.0.0.1:{standby.port}"]\n')
+        tell(broker, "acme.kitchen", DeviceState("online", "1.2", releases="model m-2 (on trial), runtime flashed"))
+        tell(broker, "acme.moved", DeviceState("offline"))
+        tell(standby, "acme.moved", DeviceState("online", releases="model m-1, runtime flashed"))
+        back = "model m-1, runtime flashed, rolled back model m-2: worse, by 0.3"
+        tell(standby, "acme.yard", DeviceState("online", releases=back))
+        said = run("status", "--config", config)
+    assert "acme.kitchen  online  1.2  model m-2 (on trial), runtime flashed\n" in said
+    assert "acme.moved  online  model m-1" in said and "worse, by 0.3" in said
+    counted = [line.strip() for line in said.splitlines()[3:]]
+    assert counted == ["2 model m-1", "1 model m-2 (on trial)", "1 rolled back model m-2", "3 runtime flashed"]
+
+
+def tell(broker: Broker, device: str, state: DeviceState) -> None:
+    link = MqttLink(BrokerConfig(port=broker.port), device, on_message=lambda topic, payload: None).start()
+    link.wait_up(5.0)
+    link.publish(device_state_topic(device), encode(state), qos=1, retain=True)
+    assert link.close(5.0)
 
 
 def test_what_was_changed_after_signing_is_not_announced(tmp_path, key):

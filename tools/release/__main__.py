@@ -16,6 +16,7 @@ from link.command import CommandGroup
 from link.config import BrokerConfig, Section, load
 from link.mqtt import MqttLink
 from protocol.errors import LinkError
+from protocol.messages import Announcement
 from tools.release import fleet, manifests
 
 file_path = click.Path(path_type=Path)
@@ -159,9 +160,14 @@ def status(config_path: Path, as_json: bool, wait_s: float) -> None:
 @click.option("--public-key", "keys", multiple=True, help="One that boards trust; the signature is checked first.")
 @click.option("--wait-s", type=float, default=10.0, show_default=True)
 def announce(manifest: Path, config_path: Path, keys: tuple[str, ...], wait_s: float) -> None:
-    """Retain a signed MANIFEST at the broker, in place of the one before."""
-    config = load(config_path, ReleaseConfig).broker
+    """Retain a signed MANIFEST at the broker and at those that stand by, in place of the one before."""
     announcement, release = manifests.read_signed(manifest, keys)
+    for place in load(config_path, ReleaseConfig).broker.places:
+        topic = _announce(place, announcement, release, wait_s)
+        click.echo(f"{release.release}, serial {release.serial}: {topic} at {place.address}")
+
+
+def _announce(config: BrokerConfig, announcement: Announcement, release: AnyRelease, wait_s: float) -> str:
     refused = threading.Event()
     link = MqttLink(
         config,
@@ -174,7 +180,7 @@ def announce(manifest: Path, config_path: Path, keys: tuple[str, ...], wait_s: f
         raise LinkError(
             f"{topic} was refused", where=config.address, remedy="Let this user write it in the broker's access list"
         )
-    click.echo(f"{release.release}, serial {release.serial}: {topic}")
+    return topic
 
 
 if __name__ == "__main__":

@@ -17,7 +17,16 @@ QUIET_S = 1.0  # the broker sends what it retains in one go
 
 
 def device_states(config: BrokerConfig, wait_s: float) -> dict[str, DeviceState]:
-    """What every board last said of itself, by device. wait_s: for the broker. Raises LinkError."""
+    """What every board last said of itself, by device. wait_s: for each broker. Raises LinkError."""
+    states: dict[str, DeviceState] = {}
+    for place in config.places:
+        for device, state in _retained(place, wait_s).items():
+            if state.status == "online" or device not in states:  # where it was before, it is offline
+                states[device] = state
+    return dict(sorted(states.items()))
+
+
+def _retained(config: BrokerConfig, wait_s: float) -> dict[str, DeviceState]:
     states: dict[str, DeviceState] = {}
     heard = threading.Event()
 
@@ -42,7 +51,7 @@ def device_states(config: BrokerConfig, wait_s: float) -> dict[str, DeviceState]
             heard.clear()
     finally:
         link.close()
-    return dict(sorted(states.items()))
+    return states
 
 
 def count(states: Mapping[str, DeviceState]) -> Counter[str]:
