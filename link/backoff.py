@@ -24,13 +24,13 @@ class Backoff:
 
     def __init__(self, ceiling_s: float, seed: int | None = None, *, quick_for_s: float = 0.0) -> None:
         self._ceiling_s, self._quick_for_s = ceiling_s, quick_for_s
-        self._start_over()
+        self._next_s, self._paused_s, self._soon_ended = FIRST_PAUSE_S, 0.0, 0
         self._random = random.Random(seed)
 
     def pause_s(self, lasted_s: float) -> float:
         """Seconds to wait after a connection that was up for lasted_s; 0 for one that never was."""
         if lasted_s >= STABLE_S:
-            self._start_over()
+            self._next_s, self._paused_s, self._soon_ended = FIRST_PAUSE_S, 0.0, 0
         elif 0 < lasted_s < SOON_S:
             self._soon_ended += 1
         pause_s = min(self._next_s, self._ceiling_s) * self._random.uniform(0.5, 1.0)
@@ -39,6 +39,3 @@ class Backoff:
         longest_s = QUICK_PAUSE_S if quick else self._ceiling_s
         self._next_s = min(self._next_s * 2, longest_s)
         return pause_s
-
-    def _start_over(self) -> None:
-        self._next_s, self._paused_s, self._soon_ended = FIRST_PAUSE_S, 0.0, 0
