@@ -40,8 +40,9 @@ class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A session as its journal tells it. end: the finish reason, or "" for one that is not complete; owner: its latest
-    verifier."""
+    """A session as its journal tells it. end: the finish reason, or "" for one that is to be gone on with; owner: its
+    latest verifier.
+    """
 
     request: Request
     committed: list[int]

@@ -26,6 +26,7 @@ from protocol.tree import Node
 log = logging.getLogger(__name__)
 
 IDLE_S = 0.5
+CANCELLED = "cancelled"  # the journal's word for a text that nobody waits for
 LOOK_S = 0.05  # how often a board that drafts without pause looks at its timers, which are coarser
 
 
@@ -98,7 +99,11 @@ class SessionRun:
         self._do(self.window.unserved)
 
     def cancel(self) -> None:
-        self._do(lambda now: self.window.cancel())
+        """The application wants no more of it, after a restart neither."""
+        with self._lock:
+            if not self.window.done:
+                self._record(lambda journal: journal.end(CANCELLED))
+            self._do(lambda now: self.window.cancel())
 
     def leave(self) -> None:
         self._do(lambda now: self.window.leave())

@@ -14,11 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from cloud.engines.base import Outcome, Plan
 from cloud.gateway import Gateway
+from edge.api import Api
 from edge.board import Board, Stream
+from edge.config import ApiConfig
 from edge.policy import NoDraftPolicy
 from edge.session import Request
 from link.mqtt import MqttLink
@@ -42,7 +45,7 @@ from protocol.sampling import Sampling
 from protocol.text import Ids
 from tests.boards import PROMPT, SAMPLED, broker_at, make_board, make_gateway, make_request
 from tests.toys import TARGET, plain_decode
-from tools.broker import Broker, available
+from tools.broker import Broker, available, free_port
 from tools.wan import WanThread
 
 ROOT = Path(__file__).parents[2]
@@ -457,13 +460,49 @@ def test_a_board_that_closes_ends_its_streams_and_can_go_on_later(fleet):
 
 def test_a_cancelled_stream_ends_and_frees_the_verifier(fleet):
     gateway = fleet.verifier("v-freed", step_s=0.006)
-    stream = fleet.board("t.cancels").open(make_request(1, max_tokens=500))
+    board = fleet.board("t.cancels")
+    stream = board.open(make_request(1, max_tokens=500))
     read(stream, 10)
     stream.run.cancel()
+    assert not board.journal.unfinished(), "after a restart nobody waits for it either"
     with pytest.raises(SessionError, match="cancelled"):
         read(stream)
     wait_for(lambda: gateway.verifier.num_sessions == 0)
     assert gateway.verifier.engine.sessions == {}
+
+
+class Letters:
+    """A text of the toy's ids, a word each."""
+
+    stop_ids = frozenset({0})
+
+    def chat(self, messages: list[dict[str, str]]) -> list[int]:
+        return list(PROMPT)
+
+    def stream(self) -> Letters:
+        return self
+
+    def push(self, ids: list[int]) -> str:
+        return "".join(f"{id} " for id in ids)
+
+    def flush(self) -> str:
+        return ""
+
+
+def test_an_application_that_hangs_up_wants_no_more_of_its_text(fleet):
+    gateway = fleet.verifier("v-hears", step_s=0.006)
+    board = fleet.board("t.hangs-up")
+    api = Api(board, Letters(), ApiConfig(port=free_port()))
+    api.start()
+    try:
+        body = {"messages": [{"role": "user", "content": "?"}], "max_tokens": 100_000, "stream": True}
+        with httpx.stream("POST", f"http://{api.address}/v1/chat/completions", json=body, timeout=LIMIT_S) as answer:
+            lines = (line for line in answer.iter_lines() if line)
+            assert len([next(lines) for _ in range(5)]) == 5
+        wait_for(lambda: gateway.verifier.num_sessions == 0)
+        assert not board.journal.unfinished()
+    finally:
+        api.stop()
 
 
 def test_a_prompt_that_cannot_be_served_is_refused_in_words(fleet):
