@@ -75,7 +75,8 @@ class Place:
             raise ConfigError(
                 f"its programs do not run on this machine: {what}",
                 where=self.name,
-                remedy="Install `qemu-user-static`, or do on the running board, with --ssh, what has to run there.",
+                remedy="Do on the running board, with --ssh, what has to run there; for packages alone install"
+                " `qemu-user-static` and `binfmt-support`.",
             )
         if done.returncode and what.startswith("unshare:"):
             raise ConfigError(what, where=self.name, remedy="Run it as root.")
