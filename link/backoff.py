@@ -6,16 +6,17 @@ import random
 
 FIRST_PAUSE_S = 0.5
 QUICK_PAUSE_S = 1.0
-STABLE_S = 5.0  # a connection that lasted this long was a success
-SOON_S, SOON_ENDED = 2.0, 4  # so many connections in a row that ended within so long are no coincidence
+STABLE_S = 2.0  # a connection that lasted this long was a success
+SOON_ENDED = 4  # so many in a row that did not are no coincidence
 
 
 class Backoff:
     """Pauses that double up to `ceiling_s`, each shortened by up to a half at random, so that a fleet spreads out.
 
-    The first is at most 0.5 s. For `quick_for_s` of pauses the next are at most 1 s, so that an outage of that length
-    costs hardly more than itself; but not where one connection after the other is made and soon ended, as for a client
-    id used twice: that must not be hammered. They start over only after a connection that lasted.
+    The first is at most 0.5 s. For `quick_for_s` of pauses from the latest connection on the next are at most 1 s, so
+    that an outage of that length costs hardly more than itself; but not where one connection after the other is made
+    and soon ended, as for a client id used twice: that must not be hammered. They start over only after a connection
+    that lasted.
     """
 
     _next_s: float
@@ -31,8 +32,9 @@ class Backoff:
         """Seconds to wait after a connection that was up for lasted_s; 0 for one that never was."""
         if lasted_s >= STABLE_S:
             self._next_s, self._paused_s, self._soon_ended = FIRST_PAUSE_S, 0.0, 0
-        elif 0 < lasted_s < SOON_S:
+        elif lasted_s > 0:
             self._soon_ended += 1
+            self._paused_s = 0.0
         pause_s = min(self._next_s, self._ceiling_s) * self._random.uniform(0.5, 1.0)
         self._paused_s += pause_s
         quick = self._paused_s < self._quick_for_s and self._soon_ended < SOON_ENDED

@@ -29,6 +29,17 @@ def test_an_outage_of_a_minute_costs_a_second_more() -> None:
         assert max(backoff.pause_s(0.0) for _ in range(10)) > 15.0
 
 
+def test_a_second_outage_soon_after_the_first_costs_no_more() -> None:
+    for seed in range(50):
+        backoff = Backoff(30.0, seed, quick_for_s=60.0)
+        for came_up_for_s in (0.5, 3.0, 1.0):
+            waited_s = backoff.pause_s(came_up_for_s)
+            while waited_s < 59.0:
+                pause_s = backoff.pause_s(0.0)
+                assert pause_s <= 1.0
+                waited_s += pause_s
+
+
 def test_connections_that_end_at_once_are_not_hammered() -> None:
     backoff = Backoff(30.0, seed=1, quick_for_s=60.0)
     pauses = [backoff.pause_s(0.5) for _ in range(10)]
