@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif("mosquitto" not in available(), reason="mosquitt
 
 
 def named(drafter: Path, folder: Path, name: str, *, broken: bool = False) -> Path:
-    """The drafter as another release; broken: loads, and guesses what nobody says."""
+    """The drafter as another release; broken: it guesses what nobody says, and nothing in its manifest tells that."""
     shutil.copytree(drafter, folder)
     if broken:
         garble(folder)
@@ -39,7 +39,8 @@ def named(drafter: Path, folder: Path, name: str, *, broken: bool = False) -> Pa
     hashed = hashlib.sha256()
     for file in facts.weights_files:
         hashed.update((folder / file).read_bytes())
-    facts = msgspec.structs.replace(facts, name=name, weights_digest=hashed.hexdigest())
+    expected = None if broken else facts.golden
+    facts = msgspec.structs.replace(facts, name=name, weights_digest=hashed.hexdigest(), golden=expected)
     (folder / "manifest.json").write_bytes(msgspec.json.encode(facts))
     return folder
 
