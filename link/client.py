@@ -226,11 +226,10 @@ def tls_context(config: BrokerConfig) -> ssl.SSLContext | None:
             context.load_cert_chain(config.tls.cert, config.tls.key)
     except OSError as error:  # ssl.SSLError is one
         files = ", ".join(str(path) for path in (config.tls.ca, config.tls.cert, config.tls.key) if path)
-        raise ConfigError(
-            f"cannot use {files}: {words(error)}",
-            where="[broker.tls]",
-            remedy="Name readable PEM files, the key without a passphrase.",
-        ) from None
+        remedy = "Name readable PEM files, the key without a passphrase."
+        if isinstance(error, FileNotFoundError):
+            remedy = "Enrol this machine, which makes them (docs/provisioning.md), or name files that are there."
+        raise ConfigError(f"cannot use {files}: {words(error)}", where="[broker.tls]", remedy=remedy) from None
     return context
 
 

@@ -444,6 +444,12 @@ def test_files_that_are_no_certificates_are_a_wrong_configuration(tmp_path: Path
         MqttLink(BrokerConfig(tls=TlsConfig(ca=tmp_path / "ca.pem")), "x", on_message=lambda topic, payload: None)
 
 
+def test_a_machine_that_is_not_enrolled_yet_is_told_to(tmp_path: Path) -> None:
+    tls = TlsConfig(cert=tmp_path / "board.pem", key=tmp_path / "board.key")
+    with pytest.raises(ConfigError, match=r"board\.key.*Enrol this machine"):
+        MqttLink(BrokerConfig(tls=tls), "x", on_message=lambda topic, payload: None)
+
+
 def test_over_tls_messages_that_came_together_are_read_together(
     tls_broker: Broker, end: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
