@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.faults.fleet import Child, Fleet
-from tests.faults.recoverable import FAULTS, Fault
+from tests.faults.recoverable import FAULTS, Fault, Struck
 from tests.faults.trial import LIMIT_S, Costs
 
 LOOK_S = 5.0
@@ -32,6 +32,7 @@ class Soak:
     def run(self, seconds: float) -> None:
         self._began = strike_at = look_at = time.monotonic()
         self._busy: set[str] = set()
+        self._over: list[Struck] = []
         self._lock = threading.Lock()
         threads: list[threading.Thread] = []
         while (now := time.monotonic()) < self._began + seconds and not self.fleet.wrong and not self.broken:
@@ -77,7 +78,8 @@ class Soak:
         def work() -> None:
             try:
                 struck = fault.strike(self.fleet, victim, seconds)
-                self.costs[fault.name].add(self.fleet, struck)
+                self._over.append(struck)
+                self.costs[fault.name].add(self.fleet, struck, self._over)
                 self.num_struck += 1
             except Exception as error:
                 self.broken.append(f"{fault.name}: {error}")

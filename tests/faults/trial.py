@@ -60,12 +60,15 @@ class Costs:
         self.beyond_s.append(beyond_s)
         self.silent_s.append(silent_s)
 
-    def add(self, fleet: Fleet, struck: Struck) -> None:
-        """Wait for the next token of each board that was hit."""
+    def add(self, fleet: Fleet, struck: Struck, others: Sequence[Struck] = ()) -> None:
+        """Wait for the next token of each board that was hit. others: faults that are over by then; a token that one of
+        them held back too is counted from where the last of them ended.
+        """
         for board in struck.boards:
             at = fleet.await_token(board, struck.ended, LIMIT_S)
+            ended = max([struck.ended, *(one.ended for one in others if one.ended < at and board in one.boards)])
             silent_s = fleet.application(board).silent_s(struck.began, at)
-            self.note(struck.ended - struck.began, at - struck.ended, silent_s)
+            self.note(struck.ended - struck.began, at - ended, silent_s)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
