@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 import urllib.error
 import urllib.request
@@ -14,12 +13,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from link.config import BrokerConfig
-from link.mqtt import MqttLink
+from link.retained import read_retained
 from protocol import topics
-from protocol.errors import LinkError, WireError
-from protocol.messages import VerifierState, decode
+from protocol.errors import LinkError
+from protocol.messages import VerifierState
 
-RETAINED_S = 1.0
 WATCH_S = 2.0
 ANSWER_S = 5.0
 
@@ -47,27 +45,7 @@ class Live:
 
 def read_states(broker: BrokerConfig) -> list[VerifierState]:
     """The retained states of all verifiers at a broker. Raises LinkError when it cannot be reached."""
-    states: dict[str, VerifierState] = {}
-
-    def on_message(topic: str, payload: bytes) -> None:
-        try:
-            message = decode(payload)
-        except WireError:
-            return
-        if isinstance(message, VerifierState):
-            states[topic] = message
-
-    link = MqttLink(
-        broker,
-        f"outrider-status-{secrets.token_hex(4)}",
-        on_message=on_message,
-        subscriptions=[(topics.verifier_state_topic("+"), 0)],
-    ).start()
-    try:
-        link.wait_up(broker.connect_timeout_s)
-        time.sleep(RETAINED_S)
-    finally:
-        link.close()
+    states = read_retained(broker, topics.verifier_state_topic("+"), VerifierState, broker.connect_timeout_s)
     return sorted(states.values(), key=lambda state: (state.target, state.verifier))
 
 

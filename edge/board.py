@@ -244,7 +244,7 @@ class Board:
                 self._drafting = run
             self._runs.append(run)
             if not self.link.up:
-                run.link_down(str(self.link.failure or f"{self.config.broker.address}: not connected yet"))
+                run.link_down(str(self.link.failure or f"{self.link.address}: not connected yet"))
 
         def work() -> None:
             try:

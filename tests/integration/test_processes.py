@@ -96,10 +96,10 @@ class Fleet:
 
     def start_board(self) -> subprocess.Popen[str]:
         board = self.spawn("edge", "run", "--config", str(self.edge_config))
-        self.until(self._api_is_up, 60)
+        self.until(self.api_is_up, 60)
         return board
 
-    def _api_is_up(self) -> bool:
+    def api_is_up(self) -> bool:
         try:
             return httpx.get(f"http://127.0.0.1:{self.api_port}/healthz", timeout=2).status_code == 200
         except httpx.HTTPError:

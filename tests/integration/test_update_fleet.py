@@ -99,7 +99,7 @@ def test_a_model_is_replaced_and_a_worse_one_is_rolled_back_under_real_sessions(
 
             def until_says(words: str) -> None:
                 fleet.until(lambda: words in says(), 120)
-                fleet.until(fleet._api_is_up, 60)
+                fleet.until(fleet.api_is_up, 60)
 
             def talk() -> str:
                 """A request in the seconds in which the board begins again is refused: this application asks again."""
@@ -107,7 +107,7 @@ def test_a_model_is_replaced_and_a_worse_one_is_rolled_back_under_real_sessions(
                     try:
                         return "".join(fleet.ask(temperature=0))
                     except httpx.TransportError:
-                        fleet.until(fleet._api_is_up, 60)
+                        fleet.until(fleet.api_is_up, 60)
 
             def talk_until(words: str) -> None:
                 for _ in range(20):
