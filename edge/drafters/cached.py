@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from edge.drafters.base import Candidate, DrafterInfo
 from edge.drafters.manifest import Manifest
+from edge.drafters.rank import rank
 from protocol.errors import ModelError
-from protocol.sampling import Sampling, rank
+from protocol.sampling import Sampling
 
 PREFILL_ROWS = 64  # per pass: larger chunks are not faster a token, and let nothing else run for longer
 DEFAULT_CONTEXT = 4096  # tokens; a cache for all that a model could take may not fit on a board
