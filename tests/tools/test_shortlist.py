@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -34,7 +36,7 @@ def test_a_longer_list_holds_the_shorter_one():
     counts = np.random.default_rng(3).integers(0, 9, 500)
     sizes = [60, 100, 300, 500]
     lists = [set(shortlist.choose(counts, 500, m, {3, 499}).tolist()) for m in sizes]
-    assert all(a < b for a, b in zip(lists, lists[1:], strict=False))
+    assert all(a < b for a, b in pairwise(lists))
     assert lists[-1] == set(range(500))
 
 

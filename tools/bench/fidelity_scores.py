@@ -27,7 +27,7 @@ class Scored:
 
 
 def score(logits: torch.Tensor, text: Sequence[int], ids: np.ndarray | None = None) -> Scored:
-    """Of logits [n, vocab] at the positions of `text` [n]. ids: the only ones that may be guessed, int [m] ascending."""
+    """Of logits [n, vocab] at the positions of `text` [n]. ids: all that may be guessed, int [m] ascending."""
     written = torch.tensor(text)
     places = written
     if ids is not None:

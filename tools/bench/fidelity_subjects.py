@@ -62,10 +62,8 @@ class Simulated:
     def use(self, scheme: Scheme) -> None:
         """Round from now on as `scheme` does."""
         if scheme.weights != self._bits:
-            self._load(
-                self._source.weights if scheme.weights == FULL
-                else {name: self._rounded(name, tensor, scheme.weights) for name, tensor in self._source.weights.items()}
-            )  # fmt: skip
+            weights = self._source.weights
+            self._load({name: self._rounded(name, tensor, scheme.weights) for name, tensor in weights.items()})
         self._bits, self._activations = scheme.weights, scheme.activations
 
     def logits(self, prompt: Sequence[int], text: Sequence[int]) -> torch.Tensor:
@@ -80,7 +78,7 @@ class Simulated:
             self._model.tie_weights()  # type: ignore[operator]
 
     def _rounded(self, name: str, tensor: torch.Tensor, bits: int) -> torch.Tensor:
-        if tensor.dim() != 2:
+        if bits == FULL or tensor.dim() != 2:
             return tensor
         if "embed_tokens" in name or "lm_head" in name:
             return rounded(tensor, max(bits, HEAD_BITS), self._group, symmetric=True)
