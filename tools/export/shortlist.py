@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from protocol.errors import ConfigError
+from tools.export.quantise import Blocks
+from tools.export.quantised import HEAD
 from tools.export.sources import Source
 
 BYTES = 256  # of a byte-level tokenizer's alphabet
@@ -43,3 +46,16 @@ def always(source: Source) -> frozenset[int]:
     special = {token["id"] for token in described["added_tokens"]}
     single = sorted(id for piece, id in vocabulary.items() if len(piece) == 1)[:BYTES]
     return frozenset({*source.stop_ids, *special, *single})
+
+
+def cut(blocks: Mapping[str, Blocks], ids: np.ndarray) -> dict[str, Blocks]:
+    """The matrices of a model with only the rows `ids` [m] of the head. The embedding keeps all of its own."""
+    head = blocks[HEAD]
+    points = head.zero_points
+    kept = replace(
+        head,
+        packed=head.packed[ids],
+        scales=head.scales[ids],
+        zero_points=None if points is None else points[ids],
+    )
+    return {**blocks, HEAD: kept}
