@@ -173,7 +173,7 @@ def test_the_benchmark_s_record(model: Path, export: Path, texts: Path, tmp_path
         fidelity.main,
         ["--model", str(model), "--corpus", str(texts), "--text", str(tmp_path / "plain.txt"), "--scheme", "W4A16",
          "--scheme", "W4A4", "--export", f"board={export}", "--shortlist", "300", "--threads", "1",
-         "--picture", str(tmp_path / "picture.svg")],
+         "--picture", str(tmp_path / "picture.svg"), "--keep", str(tmp_path / "kept")],
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)
@@ -192,6 +192,27 @@ def test_the_benchmark_s_record(model: Path, export: Path, texts: Path, tmp_path
     assert (tmp_path / "picture.svg").read_text().lstrip().startswith("<?xml")
 
 
+def test_scores_that_are_kept_are_not_measured_again(
+    model: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    command = ["--model", str(model), "--corpus", str(texts), "--threads", "1", "--scheme", "W4A16"]
+
+    def rows(*options: str) -> list[dict]:
+        result = CliRunner().invoke(fidelity.main, [*command, *options])
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)["rows"]
+
+    keep = "--keep", str(tmp_path / "kept")
+    expected = rows()
+    assert rows(*keep) == expected
+    asked = []
+    monkeypatch.setattr(fidelity.Simulated, "use", lambda self, scheme: asked.append(scheme.name))
+    assert rows(*keep) == expected
+    assert asked == []
+    rows(*keep, "--positions", "10")  # other texts
+    assert asked == ["16-bit", "W4A16"]
+
+
 def test_an_export_of_another_vocabulary_is_refused(source: sources.Source, texts: Path, export: Path, tmp_path: Path):
     facts = json.loads((export / "manifest.json").read_text())
     other = tmp_path / "other"
@@ -200,4 +221,4 @@ def test_an_export_of_another_vocabulary_is_refused(source: sources.Source, text
         (other / file.name).write_bytes(file.read_bytes())
     (other / "manifest.json").write_text(json.dumps({**facts, "vocab_size": facts["vocab_size"] + 1}))
     with pytest.raises(ModelError, match="its vocabulary has"):
-        fidelity._load(other, source, 1, 64)
+        fidelity._row("other", other, source)

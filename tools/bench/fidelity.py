@@ -19,6 +19,7 @@ from edge.drafters import manifest, runtimes
 from protocol.errors import ConfigError, ModelError
 from tools import models
 from tools.bench import fidelity_picture
+from tools.bench.fidelity_kept import Kept
 from tools.bench.fidelity_scores import (
     Difference,
     Scored,
@@ -45,12 +46,25 @@ console = Console(stderr=True)
 
 @dataclass
 class Row:
-    """What one drafter scored. plain: of the plain text, empty where none was given."""
+    """One drafter. ids: [m] what it may guess from, None for all; facts: what its scores depend on.
+
+    texts: what it scored, the target's texts first, then the plain text's pieces.
+    """
 
     name: str
     compute: str
-    written: list[Scored] = field(default_factory=list)
-    plain: list[Scored] = field(default_factory=list)
+    facts: tuple[object, ...]
+    ids: np.ndarray | None = None
+    texts: list[Scored] = field(default_factory=list)
+    num_plain: int = 0
+
+    @property
+    def written(self) -> list[Scored]:
+        return self.texts[: len(self.texts) - self.num_plain]
+
+    @property
+    def plain(self) -> list[Scored]:
+        return self.texts[len(self.texts) - self.num_plain :]
 
     def figures(self, base: Row) -> dict[str, object]:
         """For the record; differences are from `base`, the drafter that is not quantised."""
@@ -93,20 +107,15 @@ def windows(ids: Sequence[int]) -> list[Written]:
     return [Written(tuple(piece[:1]), tuple(piece[1:]), "held-out") for piece in pieces if len(piece) > 1]
 
 
-def measure(
-    rows: Sequence[Row],
-    subject: Subject,
-    ids: Sequence[np.ndarray | None],
-    written: Sequence[Written],
-    plain: Sequence[Written],
-) -> Iterator[None]:
-    """Score all texts into `rows`, each with the ids [m] that it may guess from, None for all; yields at each text."""
-    for texts, plain_text in ((written, False), (plain, True)):
-        for one in texts:
-            logits = subject.logits(one.prompt, one.text)
-            for row, allowed in zip(rows, ids, strict=True):
-                (row.plain if plain_text else row.written).append(score(logits, one.text, allowed))
-            yield
+def measure(rows: Sequence[Row], subject: Subject, texts: Sequence[Written]) -> Iterator[None]:
+    """Score all texts for rows that differ only in the ids they may guess from; yields at each text."""
+    for row in rows:
+        row.texts = []
+    for one in texts:
+        logits = subject.logits(one.prompt, one.text)
+        for row in rows:
+            row.texts.append(score(logits, one.text, row.ids))
+        yield
 
 
 @click.command()
@@ -127,10 +136,12 @@ def measure(
 )
 @click.option("--positions", type=click.IntRange(1), help="Stop after so many of the target's tokens.")
 @click.option("--threads", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--keep", "folder", type=click.Path(path_type=Path), help="Where scores are kept, to go on from.")
 @click.option("--picture", type=click.Path(path_type=Path), help="An .svg or .png to draw.")
 def main(
     pair: str | None, model: str | None, path: Path, plain_path: Path | None, names: tuple[str, ...], group: int,
-    exports: tuple[str, ...], sizes: tuple[int, ...], positions: int | None, threads: int, picture: Path | None,
+    exports: tuple[str, ...], sizes: tuple[int, ...], positions: int | None, threads: int, folder: Path | None,
+    picture: Path | None,
 ) -> None:  # fmt: skip
     """Acceptance and perplexity by quantisation, on texts that calibration never saw: one JSON record.
 
@@ -146,29 +157,40 @@ def main(
         written = _first(corpus.read(path, "held-out"), positions)
         _check(source, written, path)
         plain = windows(_encode(source, plain_path)) if plain_path else []
-        subject = Simulated(source, group)
-    lists = [_shortlist(source, path, size) for size in sizes]
+    texts = [*written, *plain]
     schemes = [scheme for scheme in SCHEMES if scheme.name in (*(names or NAMES), NAMES[0])]
-    rows = [Row(scheme.name, "simulated") for scheme in schemes]
-    cut = [Row(f"16-bit, {size} ids", "simulated") for size in sizes]
+    simulated = [[Row(scheme.name, "simulated", (scheme, group))] for scheme in schemes]
+    for size in sizes:
+        ids = _shortlist(source, path, size)
+        simulated[0].append(Row(f"16-bit, {size} ids", "simulated", (schemes[0], ids.tobytes()), ids))
+    exported = [_row(name, directory, source) for name, directory in directories]
+    kept = Kept(folder, source.origin["sha256"], texts)
+    rows = [together[0] for together in simulated] + exported + simulated[0][1:]
+    for row in rows:
+        row.num_plain = len(plain)
+        row.texts = kept.find(*row.facts) or []
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
-        steps = len(written) + len(plain)
-        task = bar.add_task("", total=steps * (len(rows) + len(directories)))
-        for scheme, row in zip(schemes, rows, strict=True):
-            bar.update(task, description=row.name)
-            subject.use(scheme)
-            together = [row, *(cut if row is rows[0] else ())]
-            for _ in measure(together, subject, [None, *lists][: len(together)], written, plain):
-                bar.advance(task)
-        del subject
-        for name, directory in directories:
-            bar.update(task, description=name)
-            drafter = _load(directory, source, threads, max(len(one.prompt) + len(one.text) for one in written + plain))
-            row = Row(name, f"{drafter.info.compute}, {manifest.read(directory, 'drafter').runtime}")
-            rows.append(row)
-            for _ in measure([row], Exported(drafter), [None], written, plain):
-                bar.advance(task)
+        task = bar.add_task("", total=len(texts) * sum(not row.texts for row in rows))
+
+        def run(missing: Sequence[Row], subject: Subject) -> None:
+            bar.update(task, description=missing[0].name)
+            for _ in measure(missing, subject, texts):
+                bar.advance(task, len(missing))
+            for row in missing:
+                kept.save(row.texts, *row.facts)
+
+        model_: Simulated | None = None
+        for scheme, together in zip(schemes, simulated, strict=True):
+            if missing := [row for row in together if not row.texts]:
+                model_ = model_ or Simulated(source, group)
+                model_.use(scheme)
+                run(missing, model_)
+        del model_
+        longest = max(len(one.prompt) + len(one.text) for one in texts)
+        for row, (_, directory) in zip(exported, directories, strict=True):
+            if not row.texts:
+                run([row], Exported(runtimes.load(directory, threads=threads, context=longest)))
     record = {
         "benchmark": "fidelity",
         "machine": machine(),
@@ -180,7 +202,7 @@ def main(
         "plain_text": plain_path and plain_path.name,
         "plain_positions": sum(len(one.text) for one in plain),
         "group": group,
-        "rows": [row.figures(rows[0]) for row in [*rows, *cut]],
+        "rows": [row.figures(rows[0]) for row in rows],
     }
     console.print(_table(record))
     if picture:
@@ -229,7 +251,8 @@ def _shortlist(source: Source, path: Path, size: int) -> np.ndarray:
     return shortlist.choose(counts, source.vocab_size, size, shortlist.always(source))
 
 
-def _load(directory: Path, source: Source, threads: int, context: int) -> runtimes.CachedDrafter:
+def _row(name: str, directory: Path, source: Source) -> Row:
+    """Of an exported drafter. Raises ModelError where it has another vocabulary than the one it is compared with."""
     facts = manifest.read(directory, "drafter")
     if facts.vocab_size != source.vocab_size:
         raise ModelError(
@@ -237,7 +260,7 @@ def _load(directory: Path, source: Source, threads: int, context: int) -> runtim
             where=str(directory),
             remedy="give exports of this drafter",
         )
-    return runtimes.load(directory, threads=threads, context=context)
+    return Row(name, f"{facts.compute}, {facts.runtime}", (facts.runtime, facts.compute, facts.weights_digest))
 
 
 def _table(record: dict) -> Table:
