@@ -73,7 +73,10 @@ class Simulated:
             return self._model(ids, logits_to_keep=len(text), use_cache=False).logits[0, :, : self._vocab]
 
     def _load(self, weights: Mapping[str, torch.Tensor]) -> None:
-        self._model.load_state_dict(weights, strict=False)
+        # Assigned, not copied: in 16 bits the model is then the source's own memory.
+        self._model.load_state_dict(
+            {name: tensor.float() for name, tensor in weights.items()}, strict=False, assign=True
+        )
         if self._source.config.tie_word_embeddings:
             self._model.tie_weights()  # type: ignore[operator]
 
