@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from edge.drafters import runtimes
+from native import board
 from protocol.errors import ConfigError, ModelError
 from protocol.sampling import Sampling, choose
 from tests.tools import tiny_models
@@ -69,10 +70,16 @@ def test_every_text_can_be_written_with_the_ids_that_are_always_there(source: so
     assert alphabet <= always
 
 
-@pytest.mark.parametrize("options", [Options(), Options(head_bits=4, embedding_bits=4)], ids=["8 bits", "4 bits"])
+@pytest.mark.parametrize(
+    "options",
+    [Options(), Options(head_bits=4, embedding_bits=4), Options(runtime="native")],
+    ids=["8 bits", "4 bits", "native"],
+)
 def test_a_cut_head_guesses_as_the_whole_one_does_among_its_ids(
     source: sources.Source, tmp_path: Path, options: Options
 ):
+    if options.runtime == "native" and board.find() is None:
+        pytest.skip("the board's library cannot be had here")
     ids = shortlist.choose(np.zeros(source.vocab_size, np.int64), source.vocab_size, 290, {source.vocab_size - 1})
     assert not np.array_equal(ids, np.arange(290))
     options = replace(options, embedding_bits=options.embedding_bits or options.head_bits)

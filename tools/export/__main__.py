@@ -57,6 +57,9 @@ def target(model: str, out: Path, dtype: str, force: bool) -> None:
 
 @main.command()
 @common
+@click.option(
+    "--runtime", type=click.Choice(["native", "onnx"]), default="onnx", show_default=True, help="What computes it."
+)
 @click.option("--group", type=click.Choice([16, 32, 64, 128]), default=32, show_default=True, help="Weights a scale.")
 @click.option("--head-bits", type=click.Choice([4, 8]), default=8, show_default=True, help="Bits of the head.")
 @click.option(
@@ -73,7 +76,7 @@ def target(model: str, out: Path, dtype: str, force: bool) -> None:
 )
 @click.option("--context", type=click.IntRange(min=16), help="Tokens; by default what the model takes.")
 def drafter(model: str, out: Path, force: bool, shortlist: int | None, corpus: Path | None, **options: Any) -> None:
-    """A small model with 4-bit weights, as an ONNX graph for the board."""
+    """A small model with 4-bit weights, for the board."""
     if (shortlist is None) != (corpus is None):
         raise click.UsageError("--shortlist and --corpus belong together")
     write.check_free(out, force)
