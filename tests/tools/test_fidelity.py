@@ -209,7 +209,7 @@ def test_scores_that_are_kept_are_not_measured_again(
     monkeypatch.setattr(fidelity.Simulated, "use", lambda self, scheme: asked.append(scheme.name))
     assert rows(*keep) == expected
     assert asked == []
-    rows(*keep, "--positions", "10")  # other texts
+    rows(*keep, "--positions", "10")  # of one text
     assert asked == ["16-bit", "W4A16"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -154,7 +155,7 @@ def main(
     directories = [_export(argument) for argument in exports]
     with console.status("reading"):
         source = sources.read(model or str(models.fetch(models.PAIRS[str(pair)].drafter)))
-        written = _first(corpus.read(path, "held-out"), positions)
+        written = _some(corpus.read(path, "held-out"), positions)
         _check(source, written, path)
         plain = windows(_encode(source, plain_path)) if plain_path else []
     texts = [*written, *plain]
@@ -217,12 +218,11 @@ def _export(argument: str) -> tuple[str, Path]:
     return name, Path(directory)
 
 
-def _first(texts: Sequence[Written], positions: int | None) -> list[Written]:
-    """Whole texts, until so many tokens are together."""
-    if positions is None:
-        return list(texts)
-    ends = np.cumsum([len(one.text) for one in texts])
-    return list(texts[: int(np.searchsorted(ends, positions)) + 1])
+def _some(texts: Sequence[Written], positions: int | None) -> list[Written]:
+    """Whole texts until so many tokens are together, in an order that has nothing to do with their topics."""
+    mixed = sorted(texts, key=lambda one: hashlib.sha256(repr(one.prompt).encode()).digest())
+    ends = np.cumsum([len(one.text) for one in mixed])
+    return mixed[: int(np.searchsorted(ends, positions or ends[-1])) + 1]
 
 
 def _check(source: Source, written: Sequence[Written], path: Path) -> None:
