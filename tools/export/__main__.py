@@ -91,7 +91,7 @@ def drafter(model: str, out: Path, force: bool, shortlist: int | None, corpus: P
             Options(**options),
             force,
             lambda done, total: bar.update(task, completed=done, total=total),
-            head_ids,
+            head_ids=head_ids,
         )
     _report(out, manifest)
 
