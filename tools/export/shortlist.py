@@ -14,14 +14,13 @@ from tools.export.quantised import HEAD
 from tools.export.sources import Source
 
 BYTES = 256  # of a byte-level tokenizer's alphabet
-CORPUS_SHARE = 0.25  # of an id's score; the rest is its place in the vocabulary
 
 
 def choose(counts: np.ndarray, vocab_size: int, m: int, always: Collection[int]) -> np.ndarray:
-    """The m ids with the best score, `always` among them: int32 [m], ascending.
+    """The m likeliest ids, `always` among them: int32 [m], ascending.
 
-    counts: how often each id was written, [vocab_size]. An id's score mixes its rank by count with its own number: BPE
-    merges are learnt in order of frequency, so where a corpus is too small to have met an id, its number still tells.
+    counts: how often each id was written, [vocab_size]. What was written oftener comes first, and of equals, so of all
+    that never was, the lower id: BPE learns its merges in order of frequency.
     Raises ConfigError where `always` alone is more than m, or m more than the vocabulary.
     """
     if not len(always) <= m <= vocab_size:
@@ -30,11 +29,9 @@ def choose(counts: np.ndarray, vocab_size: int, m: int, always: Collection[int])
             where="shortlist",
             remedy="ask for a number between the ids that must be there and the whole vocabulary",
         )
-    ranks = np.empty(vocab_size)
-    ranks[np.argsort(-counts[:vocab_size], kind="stable")] = np.arange(vocab_size)
-    score = CORPUS_SHARE * ranks + (1 - CORPUS_SHARE) * np.arange(vocab_size)
-    score[list(always)] = -1
-    return np.sort(np.argsort(score, kind="stable")[:m]).astype(np.int32)
+    score = counts[:vocab_size].astype(np.float64)
+    score[list(always)] = np.inf
+    return np.sort(np.argsort(-score, kind="stable")[:m]).astype(np.int32)
 
 
 def always(source: Source) -> frozenset[int]:
