@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from tools.bench.fidelity_scores import (
     score,
     tokens_a_round,
 )
-from tools.bench.fidelity_subjects import SCHEMES, Exported, Simulated, Subject
+from tools.bench.fidelity_subjects import SCHEMES, Exported, Scheme, Simulated, Subject
 from tools.bench.record import machine
 from tools.corpus import text as corpus
 from tools.corpus.text import Written
@@ -158,40 +158,19 @@ def main(
         written = _some(corpus.read(path, "held-out"), positions)
         _check(source, written, path)
         plain = windows(_encode(source, plain_path)) if plain_path else []
-    texts = [*written, *plain]
     schemes = [scheme for scheme in SCHEMES if scheme.name in (*(names or NAMES), NAMES[0])]
-    simulated = [[Row(scheme.name, "simulated", (scheme, group))] for scheme in schemes]
+    simulated = {scheme: [Row(scheme.name, "simulated", (scheme, group))] for scheme in schemes}
     for size in sizes:
         ids = _shortlist(source, path, size)
-        simulated[0].append(Row(f"16-bit, {size} ids", "simulated", (schemes[0], ids.tobytes()), ids))
-    exported = [_row(name, directory, source) for name, directory in directories]
-    kept = Kept(folder, source.origin["sha256"], texts)
-    rows = [together[0] for together in simulated] + exported + simulated[0][1:]
+        simulated[schemes[0]].append(Row(f"16-bit, {size} ids", "simulated", (schemes[0], ids.tobytes()), ids))
+    exported = {directory: _row(name, directory, source) for name, directory in directories}
+    base, *cut = simulated[schemes[0]]
+    rows = [*(together[0] for together in simulated.values()), *exported.values(), *cut]
+    kept = Kept(folder, source.origin["sha256"], [*written, *plain])
     for row in rows:
         row.num_plain = len(plain)
         row.texts = kept.find(*row.facts) or []
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
-        task = bar.add_task("", total=len(texts) * sum(not row.texts for row in rows))
-
-        def run(missing: Sequence[Row], subject: Subject) -> None:
-            bar.update(task, description=missing[0].name)
-            for _ in measure(missing, subject, texts):
-                bar.advance(task, len(missing))
-            for row in missing:
-                kept.save(row.texts, *row.facts)
-
-        model_: Simulated | None = None
-        for scheme, together in zip(schemes, simulated, strict=True):
-            if missing := [row for row in together if not row.texts]:
-                model_ = model_ or Simulated(source, group)
-                model_.use(scheme)
-                run(missing, model_)
-        del model_
-        longest = max(len(one.prompt) + len(one.text) for one in texts)
-        for row, (_, directory) in zip(exported, directories, strict=True):
-            if not row.texts:
-                run([row], Exported(runtimes.load(directory, threads=threads, context=longest)))
+    _fill(simulated, exported, source, [*written, *plain], kept, group=group, threads=threads)
     record = {
         "benchmark": "fidelity",
         "machine": machine(),
@@ -203,12 +182,42 @@ def main(
         "plain_text": plain_path and plain_path.name,
         "plain_positions": sum(len(one.text) for one in plain),
         "group": group,
-        "rows": [row.figures(rows[0]) for row in rows],
+        "rows": [row.figures(base) for row in rows],
     }
     console.print(_table(record))
     if picture:
         fidelity_picture.draw(record, picture)
     click.echo(json.dumps(record))
+
+
+def _fill(
+    simulated: Mapping[Scheme, Sequence[Row]], exported: Mapping[Path, Row], source: Source, texts: Sequence[Written],
+    kept: Kept, *, group: int, threads: int,
+) -> None:  # fmt: skip
+    """Measure and keep every row that has no scores yet."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
+        missing = {scheme: [row for row in rows if not row.texts] for scheme, rows in simulated.items()}
+        left = {directory: row for directory, row in exported.items() if not row.texts}
+        task = bar.add_task("", total=len(texts) * (sum(map(len, missing.values())) + len(left)))
+
+        def run(rows: Sequence[Row], subject: Subject) -> None:
+            bar.update(task, description=rows[0].name)
+            for _ in measure(rows, subject, texts):
+                bar.advance(task, len(rows))
+            for row in rows:
+                kept.save(row.texts, *row.facts)
+
+        if any(missing.values()):
+            model = Simulated(source, group)
+            for scheme, rows in missing.items():
+                if rows:
+                    model.use(scheme)
+                    run(rows, model)
+            del model
+        longest = max(len(one.prompt) + len(one.text) for one in texts)
+        for directory, row in left.items():
+            run([row], Exported(runtimes.load(directory, threads=threads, context=longest)))
 
 
 def _export(argument: str) -> tuple[str, Path]:
