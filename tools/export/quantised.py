@@ -47,7 +47,7 @@ def quantise_model(
     progress: called with (layers done, layers in all).
     """
     blocks = {HEAD: round_vocabulary(head(weights), options.head_bits, options)}
-    blocks[EMBEDDING] = embed(weights, options, blocks[HEAD])
+    blocks[EMBEDDING] = blocks[HEAD] if shares_head(weights, options) else round_embedding(weights, options)
     for layer in range(config.num_hidden_layers):
         for name in layer_matrices(weights, layer):
             blocks[name] = quantise(weights[name], WEIGHT_BITS, options.group, options.symmetric)
@@ -66,13 +66,14 @@ def head(weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return weights.get(HEAD, weights[EMBEDDING])
 
 
-def embed(weights: Mapping[str, torch.Tensor], options: Options, head_blocks: Blocks) -> Blocks:
-    """The embedding's blocks: the head's own where the two are one matrix and nothing else is asked for."""
-    embedding = weights[EMBEDDING]
-    tied = HEAD not in weights or _same_matrix(embedding, weights[HEAD])
-    if tied and options.embedding_bits is None:
-        return head_blocks
-    return round_vocabulary(embedding, options.embedding_bits or options.head_bits, options)
+def shares_head(weights: Mapping[str, torch.Tensor], options: Options) -> bool:
+    """Whether the head's blocks are the embedding's too: the two are one matrix, and nothing else is asked for."""
+    tied = HEAD not in weights or _same_matrix(weights[EMBEDDING], weights[HEAD])
+    return tied and options.embedding_bits is None
+
+
+def round_embedding(weights: Mapping[str, torch.Tensor], options: Options) -> Blocks:
+    return round_vocabulary(weights[EMBEDDING], options.embedding_bits or options.head_bits, options)
 
 
 def round_vocabulary(matrix: torch.Tensor, bits: int, options: Options) -> Blocks:
