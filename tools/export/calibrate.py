@@ -7,134 +7,168 @@ first stream has; so a layer also mends what the layers before it have broken. T
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tools.export import gptq, store
-from tools.export.forward import Decoder, plain
-from tools.export.quantise import Blocks, dequantise
-from tools.export.quantised import EMBEDDING, HEAD, WEIGHT_BITS, Options, Progress, head, round_embedding
+from tools.export.corpus import Corpus
+from tools.export.forward import Decoder, Linear, Rope, plain
+from tools.export.quantise import Blocks, dequantise, take
+from tools.export.quantised import (
+    EMBEDDING,
+    HEAD,
+    Options,
+    Progress,
+    head,
+    round_embedding,
+    round_vocabulary,
+    shares_head,
+)
 
+METHOD = 1  # counts changes of what is computed here, which earlier results are not to be mixed with
 CHUNK = 2048  # tokens at a time
-CORRECTION = 1.0  # how much of the way to the least squares solution a matrix is moved
-RIDGE = 0.05
+RIDGE = 0.2  # of the mean second moment of a matrix's inputs, which holds the correction back
 
 
 class Moments:
-    """Second moments of a product's inputs x [tokens, k], and with what y [tokens, m] they are to give."""
+    """Of a product's inputs x [tokens, k], and of what it falls short by, y [tokens, m], with them."""
 
     def __init__(self) -> None:
         self.inputs: Any = 0  # [k, k]
-        self.crossed: Any = 0  # [m, k]
+        self.missing: Any = 0  # [m, k]
 
     def add(self, x: torch.Tensor, y: torch.Tensor) -> None:
         self.inputs = self.inputs + x.T @ x
-        self.crossed = self.crossed + y.T @ x
+        self.missing = self.missing + y.T @ x
 
 
-def corrected(weight: torch.Tensor, moments: torch.Tensor, crossed: torch.Tensor) -> torch.Tensor:
-    """The matrix [n, k] of least squares for outputs crossed with inputs [n, k], held near `weight` by a ridge."""
-    if not CORRECTION:
-        return weight
-    factor = torch.linalg.cholesky(gptq.damped(moments, RIDGE))
-    change = torch.cholesky_solve((crossed - weight @ moments).T, factor).T
-    return weight + CORRECTION * change
+def corrected(weight: torch.Tensor, inputs: torch.Tensor, missing: torch.Tensor) -> torch.Tensor:
+    """weight [n, k] moved by least squares to where its outputs fall short no more, a ridge holding it near.
+
+    inputs: second moments [k, k]; missing: what the outputs fall short by, with the inputs, [n, k].
+    """
+    factor = torch.linalg.cholesky(gptq.damped(inputs, RIDGE))
+    return weight + torch.cholesky_solve(missing.T, factor).T
 
 
 class Streams:
-    """x, y: the residual streams [tokens, hidden] of the rounded and of the given model, at the layer that is next."""
+    """The residual streams of the rounded model and of the given one, as far as they were needed.
+
+    x, y: [tokens, hidden] of the two, before layer `reached`.
+    """
 
     def __init__(
-        self, config: Any, weights: Mapping[str, torch.Tensor], embedding: torch.Tensor, texts: Sequence[torch.Tensor]
+        self, config: Any, weights: Mapping[str, torch.Tensor], embedding: Blocks, texts: Sequence[torch.Tensor]
     ) -> None:
-        self.decoder, self.weights = Decoder(config, weights), weights
+        self.decoder, self.weights, self.reached = Decoder(config, weights), weights, 0
         ids = torch.cat(list(texts))
-        self.x, self.y = embedding[ids], weights[EMBEDDING][ids].float()
+        self.x, self.y = dequantise(take(embedding, ids.numpy())), weights[EMBEDDING][ids].float()
         self.chunks = _chunks([len(text) for text in texts], self.decoder)
 
-    def skip(self, layer: int, blocks: Mapping[str, Blocks]) -> None:
-        """Run a layer that is rounded already."""
-        rounded = {name: dequantise(part) for name, part in blocks.items()}
+    def run_to(self, layer: int, blocks: Mapping[str, Blocks]) -> None:
+        """Run the layers before `layer`, which are rounded already."""
+        for done in range(self.reached, layer):
+            prefix = f"model.layers.{done}."
+            rounded = {name: dequantise(part) for name, part in blocks.items() if name.startswith(prefix)}
+            for chunk, lengths, rope in self.chunks:
+                self.x[chunk] = self.decoder.layer(done, self.x[chunk], lengths, rope, plain(rounded))
+                self.y[chunk] = self.decoder.layer(done, self.y[chunk], lengths, rope, plain(self.weights))
+        self.reached = layer
+
+    def round_layer(self, layer: int, options: Options, blocks: Mapping[str, Blocks]) -> dict[str, Blocks]:
+        """Round a layer's matrices, those before it being `blocks`, and run it."""
+        self.run_to(layer, blocks)
+        rounder, name = Rounder(self.weights, options), f"model.layers.{layer}"
+
+        def attend(x: torch.Tensor, lengths: Sequence[int], rope: Rope, linear: Linear) -> torch.Tensor:
+            return self.decoder.attend(layer, x, lengths, rope, linear)
+
+        def gate(x: torch.Tensor, lengths: Sequence[int], rope: Rope, linear: Linear) -> torch.Tensor:
+            return self.decoder.gate(layer, x, linear)
+
+        attention, mlp = f"{name}.self_attn", f"{name}.mlp"
+        parts = [f"{attention}.{part}_proj" for part in "qkv"]
+        self._round_branch(rounder, f"{name}.input_layernorm", parts, attend, f"{attention}.o_proj")
+        parts = [f"{mlp}.{part}_proj" for part in ("gate", "up")]
+        self._round_branch(rounder, f"{name}.post_attention_layernorm", parts, gate, f"{mlp}.down_proj")
+        self.reached = layer + 1
+        return rounder.blocks
+
+    def _round_branch(
+        self, rounder: Rounder, norm: str, parts: Sequence[str], inner: Callable[..., torch.Tensor], out: str
+    ) -> None:
+        """x + out(inner(norm(x))), where `inner` multiplies by `parts`: round these, then `out` behind them."""
+        decoder, x, y, exact = self.decoder, self.x, self.y, plain(self.weights)
+        moments = Moments()
+        for chunk, _, _ in self.chunks:
+            normed = decoder.norm(norm, x[chunk])
+            moments.add(normed, decoder.norm(norm, y[chunk]) - normed)
+        rounder.round(parts, moments.inputs, rounder.stack(parts) @ moments.missing)
+
+        moments, inputs = Moments(), []
         for chunk, lengths, rope in self.chunks:
-            self.x[chunk] = self.decoder.layer(layer, self.x[chunk], lengths, rope, plain(rounded))
-            self.y[chunk] = self.decoder.layer(layer, self.y[chunk], lengths, rope, plain(self.weights))
+            y[chunk] += decoder.product(out, inner(decoder.norm(norm, y[chunk]), lengths, rope, exact), exact)
+            inputs.append(inner(decoder.norm(norm, x[chunk]), lengths, rope, rounder.linear))
+            moments.add(inputs[-1], y[chunk] - x[chunk] - decoder.product(out, inputs[-1], exact))
+        rounder.round([out], moments.inputs, moments.missing)
+        for (chunk, _, _), part in zip(self.chunks, inputs, strict=True):
+            x[chunk] += decoder.product(out, part, rounder.linear)
 
-    def round_layer(self, layer: int, options: Options) -> dict[str, Blocks]:
-        """Round a layer's matrices, stage by stage, and run it."""
-        decoder, x, y, name = self.decoder, self.x, self.y, f"model.layers.{layer}"
-        blocks: dict[str, Blocks] = {}
-        rounded: dict[str, torch.Tensor] = {}
-
-        def settle(parts: Sequence[str], moments: Moments, wanted: bool = False) -> None:
-            """Round matrices of the same inputs. wanted: the moments were crossed with outputs, not with inputs."""
-            names = [f"{name}.{part}_proj.weight" for part in parts]
-            weight = torch.cat([self.weights[name].float() for name in names])
-            crossed = moments.crossed if wanted else weight @ moments.crossed
-            weight = corrected(weight, moments.inputs, crossed)
-            for name_, part in zip(names, weight.split([len(self.weights[name]) for name in names]), strict=True):
-                with ieee():
-                    blocks[name_] = gptq.round_matrix(part, moments.inputs, WEIGHT_BITS, options.group, options.symmetric)
-                rounded[name_] = dequantise(blocks[name_])
-
-        moments = Moments()
-        norm = f"{name}.input_layernorm"
-        for chunk, _, _ in self.chunks:
-            moments.add(decoder.norm(norm, x[chunk]), decoder.norm(norm, y[chunk]))
-        settle(("self_attn.q", "self_attn.k", "self_attn.v"), moments)
-
-        moments, inputs, out = Moments(), [], f"{name}.self_attn.o_proj"
-        for chunk, lengths, rope in self.chunks:
-            attended = decoder.attend(layer, decoder.norm(norm, y[chunk]), lengths, rope, plain(self.weights))
-            y[chunk] += decoder.product(out, attended, plain(self.weights))
-            inputs.append(decoder.attend(layer, decoder.norm(norm, x[chunk]), lengths, rope, plain(rounded)))
-            moments.add(inputs[-1], y[chunk] - x[chunk] - decoder.vectors.get(f"{out}.bias", 0))
-        settle(("self_attn.o",), moments, wanted=True)
-        for (chunk, _, _), attended in zip(self.chunks, inputs, strict=True):
-            x[chunk] += decoder.product(out, attended, plain(rounded))
-
-        moments = Moments()
-        norm = f"{name}.post_attention_layernorm"
-        for chunk, _, _ in self.chunks:
-            moments.add(decoder.norm(norm, x[chunk]), decoder.norm(norm, y[chunk]))
-        settle(("mlp.gate", "mlp.up"), moments)
-
-        moments, inputs, out = Moments(), [], f"{name}.mlp.down_proj"
-        for chunk, _, _ in self.chunks:
-            gated = decoder.gate(layer, decoder.norm(norm, y[chunk]), plain(self.weights))
-            y[chunk] += decoder.product(out, gated, plain(self.weights))
-            inputs.append(decoder.gate(layer, decoder.norm(norm, x[chunk]), plain(rounded)))
-            moments.add(inputs[-1], y[chunk] - x[chunk] - decoder.vectors.get(f"{out}.bias", 0))
-        settle(("mlp.down",), moments, wanted=True)
-        for (chunk, _, _), gated in zip(self.chunks, inputs, strict=True):
-            x[chunk] += decoder.product(out, gated, plain(rounded))
-        return blocks
-
-    def round_head(self, options: Options) -> Blocks:
+    def round_head(self, options: Options, blocks: Mapping[str, Blocks]) -> dict[str, Blocks]:
+        self.run_to(self.decoder.config.num_hidden_layers, blocks)
         moments = Moments()
         for chunk, _, _ in self.chunks:
-            moments.add(*(self.decoder.norm("model.norm", stream[chunk]) for stream in (self.x, self.y)))
+            normed = self.decoder.norm("model.norm", self.x[chunk])
+            moments.add(normed, self.decoder.norm("model.norm", self.y[chunk]) - normed)
         matrix = head(self.weights).float()
-        matrix = corrected(matrix, moments.inputs, matrix @ moments.crossed)
-        with ieee():
-            symmetric = options.symmetric or options.head_bits == 8
-            return gptq.round_matrix(matrix, moments.inputs, options.head_bits, options.group, symmetric)
+        matrix = corrected(matrix, moments.inputs, matrix @ moments.missing)
+        symmetric = options.symmetric or options.head_bits == 8
+        return {HEAD: gptq.round_matrix(matrix, moments.inputs, options.head_bits, options.group, symmetric)}
+
+
+class Rounder:
+    """A layer's matrices as they are rounded, one after the other."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], options: Options) -> None:
+        self.weights, self.options = weights, options
+        self.blocks: dict[str, Blocks] = {}
+        self._rounded: dict[str, torch.Tensor] = {}
+        self.linear = plain(self._rounded)
+
+    def stack(self, parts: Sequence[str]) -> torch.Tensor:
+        """Matrices of the same inputs, one below the other."""
+        return torch.cat([self.weights[f"{part}.weight"].float() for part in parts])
+
+    def round(self, parts: Sequence[str], inputs: torch.Tensor, missing: torch.Tensor) -> None:
+        """Round matrices of the same inputs. missing: what their outputs fall short by, [rows of all parts, k]."""
+        weight = corrected(self.stack(parts), inputs, missing)
+        options, end = self.options, 0
+        blocks = gptq.round_matrix(weight, inputs, options.bits, options.group, options.symmetric)
+        for name in (f"{part}.weight" for part in parts):
+            start, end = end, end + len(self.weights[name])
+            self.blocks[name] = take(blocks, slice(start, end))
+            self._rounded[name] = dequantise(self.blocks[name])
 
 
 @contextmanager
-def ieee():
-    """Products in full float32, where processors that have bfloat16 are else let use it for their factors."""
-    torch.backends.mkldnn.matmul.fp32_precision = "ieee"
+def precision(kind: str) -> Iterator[None]:
+    """What float32 products compute in, on processors that know more: "bf16" factors are fast, "ieee" is exact."""
+    settings = torch.backends.mkldnn.matmul
+    before = settings.fp32_precision
+    settings.fp32_precision = kind
     try:
         yield
     finally:
-        torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+        settings.fp32_precision = before
 
 
-def _chunks(lengths: Sequence[int], decoder: Decoder) -> list[tuple[slice, list[int], tuple[torch.Tensor, torch.Tensor]]]:
+def _chunks(lengths: Sequence[int], decoder: Decoder) -> list[tuple[slice, list[int], Rope]]:
     """Whole texts in parts of about CHUNK tokens: where they lie, their lengths, and their rotary embedding."""
     chunks, start, part = [], 0, []
     for index, length in enumerate(lengths):
@@ -150,30 +184,47 @@ def calibrate(
     config: Any,
     weights: Mapping[str, torch.Tensor],
     options: Options,
-    texts: Sequence[torch.Tensor],
+    corpus: Corpus,
     workdir: Path,
     progress: Progress | None = None,
 ) -> dict[str, Blocks]:
-    """Every matrix of a checkpoint by its own name.
+    """Every matrix of a checkpoint by its own name, as `quantised.quantise_model` gives them.
 
-    workdir: where each layer's result is kept: a later call with the same arguments goes on from there.
+    A head of 8 bits that is the embedding too is rounded plainly: it loses nothing.
+    workdir: where results are kept, by layer: a later call for the same model, options and corpus goes on from there.
+    progress: called with (layers done, layers in all), the head counting as one.
     """
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
-    embedding = round_embedding(weights, options)
+    workdir.mkdir(parents=True, exist_ok=True)
     layers = config.num_hidden_layers
-    streams = Streams(config, weights, dequantise(embedding), texts)
-    blocks = {}
-    for layer in range(layers):
-        path = workdir / f"layer-{layer:02}.safetensors"
-        if path.exists():
-            part = store.load(path)
-            streams.skip(layer, part)
-        else:
-            part = streams.round_layer(layer, options)
-            store.save(path, part)
-        blocks |= part
+    shared = shares_head(weights, options) and options.head_bits == 8
+
+    def kept(name: str, make: Callable[[], dict[str, Blocks]]) -> dict[str, Blocks]:
+        path = workdir / f"{name}.safetensors"
+        if not path.exists():
+            store.save(path, make())
+        return store.load(path)
+
+    def embedding() -> dict[str, Blocks]:
+        with gptq.one_thread():
+            if shared:
+                return {EMBEDDING: round_vocabulary(head(weights), options.head_bits, options)}
+            return {EMBEDDING: round_embedding(weights, options)}
+
+    with precision("bf16"):
+        blocks = kept("embedding", embedding)
+        streams = Streams(config, weights, blocks[EMBEDDING], corpus.texts)
+        for layer in range(layers):
+            blocks |= kept(f"layer-{layer:03}", partial(streams.round_layer, layer, options, blocks))
+            if progress:
+                progress(layer + 1, layers + 1)
+        blocks |= {HEAD: blocks[EMBEDDING]} if shared else kept("head", partial(streams.round_head, options, blocks))
         if progress:
-            progress(layer + 1, layers + 1)
-    blocks[HEAD] = streams.round_head(options)
-    blocks[EMBEDDING] = embedding
+            progress(layers + 1, layers + 1)
     return blocks
+
+
+def key(source: str, options: Options, corpus: Corpus) -> str:
+    """Names what a calibration depends on: the source's digest, the options that shape matrices, and the corpus."""
+    shapes = (options.bits, options.group, options.symmetric, options.head_bits, options.embedding_bits)
+    shared = options.runtime == "onnx" and options.head_bits == 8  # where the head may be the embedding's matrix
+    return hashlib.sha256(repr((METHOD, source, shapes, shared, corpus.digest)).encode()).hexdigest()[:16]

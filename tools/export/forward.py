@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-
 # Of a matrix by its name and inputs [tokens, k]: the product [tokens, n], without bias.
 Linear = Callable[[str, torch.Tensor], torch.Tensor]
+Rope = tuple[torch.Tensor, torch.Tensor]  # cos and sin, each [tokens, head_dim]
 
 
 class Decoder:
@@ -29,9 +29,7 @@ class Decoder:
             embedded = self.layer(layer, embedded, lengths, rope, linear)
         return self.norm("model.norm", embedded)
 
-    def layer(
-        self, layer: int, x: torch.Tensor, lengths: Sequence[int], rope: tuple[torch.Tensor, torch.Tensor], linear: Linear
-    ) -> torch.Tensor:
+    def layer(self, layer: int, x: torch.Tensor, lengths: Sequence[int], rope: Rope, linear: Linear) -> torch.Tensor:
         """x [tokens, hidden] before and after a layer."""
         name = f"model.layers.{layer}"
         attended = self.attend(layer, self.norm(f"{name}.input_layernorm", x), lengths, rope, linear)
@@ -52,9 +50,7 @@ class Decoder:
         gate, up = (self.product(f"model.layers.{layer}.mlp.{part}_proj", x, linear) for part in ("gate", "up"))
         return functional.silu(gate) * up
 
-    def attend(
-        self, layer: int, x: torch.Tensor, lengths: Sequence[int], rope: tuple[torch.Tensor, torch.Tensor], linear: Linear
-    ) -> torch.Tensor:
+    def attend(self, layer: int, x: torch.Tensor, lengths: Sequence[int], rope: Rope, linear: Linear) -> torch.Tensor:
         """x [tokens, hidden] -> what `o_proj` multiplies, [tokens, heads * head_dim]. Texts do not see each other."""
         q, k, v = (
             self.product(f"model.layers.{layer}.self_attn.{part}_proj", x, linear).unflatten(1, (-1, self.head_dim))
@@ -62,12 +58,14 @@ class Decoder:
         )  # [tokens, heads, head_dim]
         q, k = _rotate(q, *rope), _rotate(k, *rope)
         attended = [
-            functional.scaled_dot_product_attention(*(part.transpose(0, 1) for part in text), is_causal=True, enable_gqa=True)
+            functional.scaled_dot_product_attention(
+                *(part.transpose(0, 1) for part in text), is_causal=True, enable_gqa=True
+            )
             for text in zip(*(part.split(list(lengths)) for part in (q, k, v)), strict=True)
         ]
         return torch.cat([text.transpose(0, 1).flatten(1) for text in attended])
 
-    def rope(self, lengths: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def rope(self, lengths: Sequence[int]) -> Rope:
         """cos and sin [tokens, head_dim], as transformers computes them for this configuration."""
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 

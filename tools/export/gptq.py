@@ -1,11 +1,14 @@
 """Rounding that compensates its own errors (GPTQ: Frantar et al., https://arxiv.org/abs/2210.17323).
 
-The columns of a matrix are rounded one after the other, and what a column's rounding changed in the products is taken up
-by the columns that are still to come, as the second moments of the inputs allow. Scales and zero points are chosen
-before, by the weights' importance, so the order of the columns (the most important first) leaves no trace in the layout.
+The columns of a matrix are rounded one after the other, and what a column's rounding changed in the products is taken
+up by the columns that are still to come, as the second moments of the inputs allow. Scales and zero points are chosen
+before, by the weights' importance, so the order of the columns, the most important first, leaves the layout plain.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -13,7 +16,7 @@ from tools.export.quantise import Blocks, fit, pack
 
 DAMPING = 0.01  # of the mean second moment, added to each: inputs that the calibration text never had stay harmless
 COLUMNS = 128  # that are rounded before the columns behind them hear of it
-ROWS = 4096  # at a time, so that the columns in work stay in the processor's cache
+ROWS = 1024  # at a time, so that the columns in work stay in the processor's cache
 
 
 def damped(moments: torch.Tensor, share: float = DAMPING) -> torch.Tensor:
@@ -23,25 +26,43 @@ def damped(moments: torch.Tensor, share: float = DAMPING) -> torch.Tensor:
 
 def round_matrix(weight: torch.Tensor, moments: torch.Tensor, bits: int, group: int, symmetric: bool) -> Blocks:
     """Quantise weight [n, k] so that its products with inputs of second moments [k, k] change little."""
-    n, k = weight.shape
+    k = weight.shape[1]
     moments = damped(moments)
     order = moments.diagonal().argsort(descending=True)
     upper = _inverse_factor(moments[order][:, order])
     importance = torch.nn.functional.pad(moments.diagonal(), (0, -k % group)).reshape(-1, group)
-    parts = []
-    for start in range(0, n, ROWS):
-        rows = weight[start : start + ROWS].float()
+
+    def round_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         padded = torch.nn.functional.pad(rows, (0, -k % group)).reshape(len(rows), -1, group)
         levels, scales, zeros = fit(padded, bits, symmetric, importance)
         columns = levels.reshape(len(rows), -1).T.contiguous()  # padding keeps the level of zero
         columns[order] = _round_columns(rows.T[order], scales.T, zeros.T, order // group, upper, (1 << bits) - 1)
-        parts.append((columns.T.reshape(levels.shape), scales, zeros))
+        return columns.T.reshape(levels.shape), scales, zeros
+
+    with one_thread():
+        parts = [round_rows(rows.float()) for rows in weight.split(ROWS)]
     levels, scales, zeros = (torch.cat(part) for part in zip(*parts, strict=True))
     return pack(levels, scales, None if symmetric else zeros, bits, k)
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Many small steps: threads that wait for each other at each of them cost far more than they do."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _round_columns(
-    weight: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, group_of: torch.Tensor, upper: torch.Tensor, top: int
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor,
+    group_of: torch.Tensor,
+    upper: torch.Tensor,
+    top: int,
 ) -> torch.Tensor:
     """uint8 levels [k, n] of weight [k, n], changed in place, with scales and zeros [groups, n]."""
     levels = torch.empty(weight.shape, dtype=torch.uint8)

@@ -36,6 +36,8 @@ def load(path: Path) -> dict[str, Blocks]:
             return file.get_tensor(name) if name in names else None
 
         return {
-            name: Blocks(*map(int, facts.split()), *(array(f"{name}:{part}") for part in ("packed", "scales", "zero_points")))
+            name: Blocks(
+                *map(int, facts.split()), *(array(f"{name}:{part}") for part in ("packed", "scales", "zero_points"))
+            )
             for name, facts in (file.metadata() or {}).items()
         }

@@ -16,9 +16,12 @@ from edge.drafters import golden, runtimes
 from edge.drafters.manifest import DRAFTER_WEIGHTS, MANIFEST, TARGET_WEIGHTS, TOKENIZER, Golden, Manifest, digest
 from protocol.errors import ConfigError
 from tools.export import graph, packed
+from tools.export.calibrate import calibrate, key
+from tools.export.corpus import Corpus
 from tools.export.quantise import Blocks
 from tools.export.quantised import EMBEDDING, HEAD, Options, Progress, layer_matrices, quantise_model
 from tools.export.sources import Source
+from tools.export.tune import tune
 
 CHAT_TEMPLATE = "chat_template.jinja"
 GOLDEN_TEXT = "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday. One, two, three, four, five,"
@@ -44,22 +47,37 @@ def write_target(source: Source, out: Path, dtype: str = "float32", force: bool 
 
 
 def write_drafter(
-    source: Source, out: Path, options: Options, force: bool = False, progress: Progress | None = None
+    source: Source,
+    out: Path,
+    options: Options,
+    force: bool = False,
+    progress: Progress | None = None,
+    corpus: Corpus | None = None,
+    workdir: Path | None = None,
 ) -> Manifest:
     """A directory that the board's drafter loads.
 
+    corpus: text to calibrate on; without it every weight is rounded by itself. workdir: where a calibration that is cut
+    off goes on from, by default beside `out`.
     Raises ConfigError where `out` cannot be written, ModelError where the runtime cannot express the model.
     """
     with directory(out, force) as part:
         graph.check(source.config)
-        blocks = quantise_model(source.config, source.weights, options, progress)
+        weights = source.weights
+        if corpus:
+            kept = (workdir or out.with_name(f"{out.name}.calibration")) / key(source.origin["sha256"], options, corpus)
+            blocks = calibrate(source.config, weights, options, corpus, kept, progress)
+            blocks, vectors = tune(source.config, weights, blocks, corpus, kept, progress)
+            weights = {**weights, **vectors}
+        else:
+            blocks = quantise_model(source.config, weights, options, progress)
         most = source.config.max_position_embeddings
         context = min(options.context or most, most)
         if options.runtime == "native":
             rope = graph.rotations(source.config, context)
-            packed.save(source.config, source.weights, blocks, part / DRAFTER_WEIGHTS["native"][0], rope)
+            packed.save(source.config, weights, blocks, part / DRAFTER_WEIGHTS["native"][0], rope)
         else:
-            graph.build(source.config, source.weights, blocks, options).save(part)
+            graph.build(source.config, weights, blocks, options).save(part)
         manifest = _finish(
             source,
             part,
@@ -68,7 +86,7 @@ def write_drafter(
             context=context,
             runtime=options.runtime,
             compute=_compute(options),
-            quantisation=_describe(options, blocks),
+            quantisation=_describe(options, blocks, corpus),
         )
         manifest = msgspec.structs.replace(manifest, golden=_golden(part))
         _save(manifest, part)
@@ -93,11 +111,13 @@ def _compute(options: Options) -> str:
     return "w4a8" if options.accuracy_level == 4 else "w4a32"
 
 
-def _describe(options: Options, blocks: Mapping[str, Blocks]) -> Mapping[str, str]:
+def _describe(options: Options, blocks: Mapping[str, Blocks], corpus: Corpus | None) -> Mapping[str, str]:
     def format(name: str) -> str:
         signed = "symmetric" if blocks[name].zero_points is None else "asymmetric"
         return f"int{blocks[name].bits} {signed} groups of {blocks[name].group}, float16 scales"
 
+    how = f", GPTQ and learned scales on {corpus.tokens} tokens of {corpus.digest[:12]}" if corpus else ""
+    shared = blocks[EMBEDDING] is blocks[HEAD]
     if options.runtime == "native":
         activations = f"16-bit fixed point in groups of {options.group} inside products, float32 elsewhere"
     elif options.accuracy_level == 4:
@@ -105,9 +125,9 @@ def _describe(options: Options, blocks: Mapping[str, Blocks]) -> Mapping[str, st
     else:
         activations = f"float32 (MatMulNBits accuracy level {options.accuracy_level})"
     return {
-        "weights": format(layer_matrices(blocks, 0)[0]),
-        "head": format(HEAD),
-        "embedding": "the head's matrix" if blocks[EMBEDDING] is blocks[HEAD] else format(EMBEDDING),
+        "weights": format(layer_matrices(blocks, 0)[0]) + how,
+        "head": format(HEAD) + ("" if shared else how),
+        "embedding": "the head's matrix" if shared else format(EMBEDDING),
         "activations": activations,
         "cache": "float32",
     }
