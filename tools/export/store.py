@@ -1,0 +1,43 @@
+"""Quantised matrices in a file, so that work is not done twice."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from tools.export.quantise import Blocks
+
+
+def save(path: Path, blocks: Mapping[str, Blocks]) -> None:
+    """Write a safetensors file that appears whole or not at all."""
+    arrays: dict[str, np.ndarray] = {}
+    facts: dict[str, str] = {}
+    for name, part in blocks.items():
+        arrays |= {f"{name}:packed": part.packed, f"{name}:scales": part.scales}
+        if part.zero_points is not None:
+            arrays[f"{name}:zero_points"] = part.zero_points
+        facts[name] = f"{part.bits} {part.group} {part.k}"
+    unfinished = path.with_suffix(".part")
+    save_file(arrays, unfinished, facts)
+    os.replace(unfinished, path)
+
+
+def load(path: Path) -> dict[str, Blocks]:
+    """What `save` wrote, in the same order."""
+    with safe_open(path, framework="np") as file:
+        names = set(file.keys())
+
+        def array(name: str) -> np.ndarray | None:
+            return file.get_tensor(name) if name in names else None
+
+        return {
+            name: Blocks(
+                *map(int, facts.split()), *(array(f"{name}:{part}") for part in ("packed", "scales", "zero_points"))
+            )
+            for name, facts in (file.metadata() or {}).items()
+        }
