@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import torch
 import transformers
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from protocol.errors import OutriderError
+from tools.corpus import text
+from tools.export import corpus as calibration
+from tools.export import shortlist as choosing
 from tools.export import sources, write
-from tools.export.corpus import read as read_corpus
 from tools.export.quantised import Options
 
 console = Console(stderr=True)
@@ -70,6 +73,10 @@ def target(model: str, out: Path, dtype: str, force: bool) -> None:
     "--accuracy-level", type=click.Choice([1, 4]), default=4, show_default=True,
     help="Of MatMulNBits: 4 computes with int8 activations, 1 with float32.",
 )  # fmt: skip
+@click.option("--shortlist", type=click.IntRange(1), help="Ids that the head is computed for; wants --corpus.")
+@click.option(
+    "--corpus", type=click.Path(path_type=Path), help="What the target writes, by `tools.corpus write`: chooses them."
+)
 @click.option("--context", type=click.IntRange(min=16), help="Tokens; by default what the model takes.")
 @click.option(
     "--calibrate",
@@ -91,6 +98,8 @@ def drafter(
     model: str,
     out: Path,
     force: bool,
+    shortlist: int | None,
+    corpus: Path | None,
     calibrate: Path | None,
     tokens: int,
     threads: int | None,
@@ -98,10 +107,13 @@ def drafter(
     **options: Any,
 ) -> None:
     """A small model with quantised weights, for the board."""
+    if (shortlist is None) != (corpus is None):
+        raise click.UsageError("--shortlist and --corpus belong together")
     write.check_free(out, force)
     source = _read(model)
-    corpus = read_corpus(calibrate, source.config.vocab_size, tokens) if calibrate else None
-    if corpus:
+    head_ids = _choose(source, shortlist, corpus) if shortlist and corpus else None
+    learned_on = calibration.read(calibrate, source.config.vocab_size, tokens) if calibrate else None
+    if learned_on:
         torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     columns = TextColumn("quantising"), BarColumn(), MofNCompleteColumn(), TextColumn("layers"), TimeElapsedColumn()
     with Progress(*columns, console=console) as bar:
@@ -112,8 +124,9 @@ def drafter(
             Options(**options),
             force,
             lambda done, total: bar.update(task, completed=done, total=total),
-            corpus,
-            work,
+            head_ids=head_ids,
+            corpus=learned_on,
+            workdir=work,
         )
     _report(out, manifest)
 
@@ -121,6 +134,12 @@ def drafter(
 def _read(model: str) -> sources.Source:
     with console.status(f"reading {model}"):
         return sources.read(model)
+
+
+def _choose(source: sources.Source, size: int, corpus: Path) -> np.ndarray:
+    """On the texts that nothing is measured on."""
+    counts = text.counts(text.read(corpus, "calibration"), source.vocab_size)
+    return choosing.choose(counts, source.vocab_size, size, choosing.always(source))
 
 
 def _report(out: Path, manifest: write.Manifest) -> None:

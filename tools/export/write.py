@@ -10,12 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
 from edge.drafters import golden, runtimes
-from edge.drafters.manifest import DRAFTER_WEIGHTS, MANIFEST, TARGET_WEIGHTS, TOKENIZER, Golden, Manifest, digest
+from edge.drafters.manifest import (
+    DRAFTER_WEIGHTS,
+    HEAD_IDS,
+    MANIFEST,
+    TARGET_WEIGHTS,
+    TOKENIZER,
+    Golden,
+    Manifest,
+    digest,
+)
 from protocol.errors import ConfigError
-from tools.export import graph, packed
+from tools.export import graph, packed, shortlist
 from tools.export.calibrate import calibrate, key
 from tools.export.corpus import Corpus
 from tools.export.quantise import Blocks
@@ -52,10 +62,11 @@ def write_drafter(
     options: Options,
     force: bool = False,
     progress: Progress | None = None,
+    head_ids: np.ndarray | None = None,
     corpus: Corpus | None = None,
     workdir: Path | None = None,
 ) -> Manifest:
-    """A directory that the board's drafter loads.
+    """A directory that the board's drafter loads. head_ids: the head's, int32 [m] ascending, None for all.
 
     corpus: text to calibrate on; without it every weight is rounded by itself. workdir: where a calibration that is cut
     off goes on from, by default beside `out`.
@@ -71,6 +82,9 @@ def write_drafter(
             weights = {**weights, **vectors}
         else:
             blocks = quantise_model(source.config, weights, options, progress)
+        if head_ids is not None:
+            blocks = shortlist.cut(blocks, head_ids)
+            (part / HEAD_IDS).write_bytes(head_ids.astype("<i4").tobytes())
         most = source.config.max_position_embeddings
         context = min(options.context or most, most)
         if options.runtime == "native":
@@ -87,6 +101,7 @@ def write_drafter(
             runtime=options.runtime,
             compute=_compute(options),
             quantisation=_describe(options, blocks, corpus),
+            shortlist=0 if head_ids is None else len(head_ids),
         )
         manifest = msgspec.structs.replace(manifest, golden=_golden(part))
         _save(manifest, part)
