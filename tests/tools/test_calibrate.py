@@ -138,10 +138,10 @@ def test_a_corpus_is_thinned_out_and_named_when_it_is_not_the_models(tmp_path: P
     assert whole.digest != part.digest
     with pytest.raises(ModelError, match=r"c.jsonl: id 300 is not in the drafter's vocabulary of 300"):
         corpus.read(path, 300, 10_000)
-    with pytest.raises(ConfigError, match="no text for calibration"):
+    with pytest.raises(ConfigError, match="it holds no calibration"):
         corpus.read(write_corpus(tmp_path / "h.jsonl", split="held-out"), 352, 10_000)
     path.write_text("[1, 2]\n")
-    with pytest.raises(ConfigError, match=r"c.jsonl: not a corpus"):
+    with pytest.raises(ConfigError, match=r"c.jsonl, line 1: not a text"):
         corpus.read(path, 352, 10_000)
 
 

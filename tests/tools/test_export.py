@@ -215,7 +215,18 @@ def test_command_writes_replaces_only_an_export_and_reports(llama: Path, tmp_pat
 
     again = run.invoke(main, ["drafter", str(llama), str(out)])
     assert isinstance(again.exception, ConfigError) and "--force" in str(again.exception)
-    options = ["--force", "--accuracy-level", "1", "--head-bits", "4", "--symmetric", "--group", "64"]
+    options = [
+        "--force",
+        "--runtime",
+        "onnx",
+        "--accuracy-level",
+        "1",
+        "--head-bits",
+        "4",
+        "--symmetric",
+        "--group",
+        "64",
+    ]
     assert run.invoke(main, ["drafter", str(llama), str(out), *options]).exit_code == 0
     second = manifest.read(out, "drafter", verify=True)
     assert second.compute == "w4a32"

@@ -17,9 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from protocol.errors import OutriderError
 from tools.corpus import text
+from tools.export import corpus as calibration
 from tools.export import shortlist as choosing
 from tools.export import sources, write
-from tools.export.corpus import read as read_corpus
 from tools.export.quantised import Options
 
 console = Console(stderr=True)
@@ -60,7 +60,7 @@ def target(model: str, out: Path, dtype: str, force: bool) -> None:
 @main.command()
 @common
 @click.option(
-    "--runtime", type=click.Choice(["native", "onnx"]), default="onnx", show_default=True, help="What computes it."
+    "--runtime", type=click.Choice(["native", "onnx"]), default="native", show_default=True, help="What computes it."
 )
 @click.option("--bits", type=click.Choice([4, 8]), default=4, show_default=True, help="Bits of the layers' matrices.")
 @click.option("--group", type=click.Choice([16, 32, 64, 128]), default=32, show_default=True, help="Weights a scale.")
@@ -112,8 +112,13 @@ def drafter(
     write.check_free(out, force)
     source = _read(model)
     head_ids = _choose(source, shortlist, corpus) if shortlist and corpus else None
+<<<<<<< HEAD
     texts = read_corpus(calibrate, source.config.vocab_size, tokens) if calibrate else None
     if texts:
+=======
+    learned_on = calibration.read(calibrate, source.config.vocab_size, tokens) if calibrate else None
+    if learned_on:
+>>>>>>> p6-calib
         torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     columns = TextColumn("quantising"), BarColumn(), MofNCompleteColumn(), TextColumn("layers"), TimeElapsedColumn()
     with Progress(*columns, console=console) as bar:
@@ -125,7 +130,11 @@ def drafter(
             force,
             lambda done, total: bar.update(task, completed=done, total=total),
             head_ids=head_ids,
+<<<<<<< HEAD
             corpus=texts,
+=======
+            corpus=learned_on,
+>>>>>>> p6-calib
             workdir=work,
         )
     _report(out, manifest)

@@ -1,4 +1,4 @@
-"""Text that a target wrote, as `python -m tools.corpus write` leaves it: what a drafter is calibrated on."""
+"""What a drafter is calibrated on: text that a target wrote, of those topics that no measurement keeps to itself."""
 
 from __future__ import annotations
 
@@ -6,20 +6,10 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import torch
 
-from protocol.errors import ConfigError, ModelError
-
-CALIBRATION = "calibration"
-
-
-class Line(msgspec.Struct, frozen=True):
-    """prompt, text: token ids; split: "calibration", or else not to be looked at here."""
-
-    prompt: tuple[int, ...]
-    text: tuple[int, ...]
-    split: str
+from protocol.errors import ModelError
+from tools.corpus import text as written
 
 
 @dataclass(frozen=True)
@@ -41,21 +31,10 @@ class Corpus:
 def read(path: Path, vocab_size: int, tokens: int) -> Corpus:
     """The calibration texts of a file, thinned out evenly to about `tokens` at most.
 
-    Raises ConfigError for a file that cannot be read or has nothing for calibration, ModelError for one whose ids are
-    not of a vocabulary of `vocab_size`.
+    Raises ConfigError as `tools.corpus.text.read` does, and ModelError where ids are not of a vocabulary of so many.
     """
-    try:
-        lines = [msgspec.json.decode(line, type=Line) for line in path.read_bytes().splitlines()]
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from error
-    except msgspec.DecodeError as error:
-        raise ConfigError(
-            f"not a corpus: {error}", where=str(path), remedy="write one with `python -m tools.corpus write`"
-        ) from error
-    lines = [line for line in lines if line.split == CALIBRATION]
-    texts = [torch.tensor(line.prompt + line.text) for line in lines]
-    if not texts:
-        raise ConfigError(f"no text for {CALIBRATION}", where=str(path), remedy="write more of it")
+    found = written.read(path, "calibration")
+    texts = [torch.tensor(text.prompt + text.text) for text in found]
     if (largest := max(int(text.max()) for text in texts)) >= vocab_size:
         raise ModelError(
             f"id {largest} is not in the drafter's vocabulary of {vocab_size}",
@@ -65,4 +44,4 @@ def read(path: Path, vocab_size: int, tokens: int) -> Corpus:
     step = max(1, -(-sum(map(len, texts)) // tokens))
     kept = tuple(texts[::step])
     digest = hashlib.sha256(b"".join(len(text).to_bytes(4, "little") + text.numpy().tobytes() for text in kept))
-    return Corpus(kept, tuple(len(line.text) for line in lines[::step]), digest.hexdigest())
+    return Corpus(kept, tuple(len(text.text) for text in found[::step]), digest.hexdigest())

@@ -91,6 +91,12 @@ def dequantise(blocks: Blocks) -> torch.Tensor:
     return values.reshape(blocks.n, -1)[:, : blocks.k]
 
 
+def levels(blocks: Blocks) -> torch.Tensor:
+    """Every weight in whole scales, zero points taken off: int16 [n, groups, group]."""
+    q = _unpack(torch.from_numpy(blocks.packed), blocks.bits, blocks.group).to(torch.int16)
+    return q - torch.from_numpy(zeros(blocks))[:, :, None]
+
+
 def rounded(weight: torch.Tensor, bits: int, group: int, symmetric: bool) -> torch.Tensor:
     """What [n, k] becomes with so many bits, 2 to 8, in float32: as `dequantise(quantise(...))`, for bits too that
     no layout holds.
@@ -104,12 +110,6 @@ def rounded(weight: torch.Tensor, bits: int, group: int, symmetric: bool) -> tor
         values = (q.float() - zero.float()[:, :, None]) * scale[:, :, None]
         made[start : start + step] = values.flatten(1)[:, :k]
     return made
-
-
-def levels(blocks: Blocks) -> torch.Tensor:
-    """Every weight in whole scales, zero points taken off: int16 [n, groups, group]."""
-    q = _unpack(torch.from_numpy(blocks.packed), blocks.bits, blocks.group).to(torch.int16)
-    return q - torch.from_numpy(zeros(blocks))[:, :, None]
 
 
 def zeros(blocks: Blocks) -> np.ndarray:
