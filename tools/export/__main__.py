@@ -112,13 +112,8 @@ def drafter(
     write.check_free(out, force)
     source = _read(model)
     head_ids = _choose(source, shortlist, corpus) if shortlist and corpus else None
-<<<<<<< HEAD
-    texts = read_corpus(calibrate, source.config.vocab_size, tokens) if calibrate else None
-    if texts:
-=======
     learned_on = calibration.read(calibrate, source.config.vocab_size, tokens) if calibrate else None
     if learned_on:
->>>>>>> p6-calib
         torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     columns = TextColumn("quantising"), BarColumn(), MofNCompleteColumn(), TextColumn("layers"), TimeElapsedColumn()
     with Progress(*columns, console=console) as bar:
@@ -130,11 +125,7 @@ def drafter(
             force,
             lambda done, total: bar.update(task, completed=done, total=total),
             head_ids=head_ids,
-<<<<<<< HEAD
-            corpus=texts,
-=======
             corpus=learned_on,
->>>>>>> p6-calib
             workdir=work,
         )
     _report(out, manifest)
