@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import onnxruntime as ort
 
 from edge.drafters import manifest
 from edge.drafters.base import Candidate, DrafterInfo
+from edge.memory import untouched
 from protocol.errors import ModelError
 from protocol.sampling import Sampling, rank
 
@@ -244,8 +246,9 @@ class _Pass:
         layers = sum(name.startswith("past.") and name.endswith(".key") for name in shapes)
         _, heads, _, width = shapes["past.0.key"]
         self._vocab = session.get_outputs()[0].shape[1]
+        shape = (layers, 2, 1, heads, capacity, width)
         # Untouched pages cost no memory, so the capacity is paid for only as the text grows.
-        self._cache = np.zeros((layers, 2, 1, heads, capacity, width), np.float32)
+        self._cache = np.frombuffer(untouched(4 * prod(shape)), np.float32).reshape(shape)
         for layer in range(layers):
             for side, name in enumerate(("key", "value")):
                 buffer = self._cache[layer, side]  # [1, kv_heads, capacity, head_dim]
