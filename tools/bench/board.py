@@ -99,7 +99,10 @@ class BoardProcess:
         self._log = open(folder / "log", "w+")  # noqa: SIM115 (closed in __exit__)
         self.started = time.monotonic()
         self._process = spawn(
-            [*module, "run", "--config", str(config)], stderr=self._log, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL
+            [*module, "run", "--config", str(config)],
+            stderr=self._log,
+            stdout=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
         )
         self.pid = self._process.pid
 

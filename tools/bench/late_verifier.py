@@ -97,9 +97,7 @@ def main(port: int, drafter: Path, step_s: float, most: int, wrong_every: int) -
     """Serve until SIGTERM."""
     sys.setswitchinterval(SWITCH_S)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-    engine = AgreeingEngine(
-        manifest.read(drafter, "drafter"), step_s=step_s, most=most, wrong_every=wrong_every
-    )
+    engine = AgreeingEngine(manifest.read(drafter, "drafter"), step_s=step_s, most=most, wrong_every=wrong_every)
     verifier = Verifier(
         f"v{secrets.token_hex(5)}",
         engine,
