@@ -17,11 +17,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from edge.drafters import manifest
 from link.config import BrokerConfig
@@ -39,6 +38,7 @@ PROMPT = "Write a short story about a lighthouse keeper who learns to code."
 START_S, FIRST_DRAFT_S, TEXT_S = 60.0, 60.0, 600.0
 SETTLE_S = 3.0  # until a board has drafted as far ahead as it may
 LOOK_S = 0.005
+NEVER_S = 3600.0  # a step that nobody sees the end of
 BARS = {"start_s": 3.0, "rss_mib": 250.0, "waiting_percent": 5.0}
 MODULES = "import sys, json; from edge.cli import main; import edge.api; print(json.dumps(sorted(sys.modules)))"
 
@@ -94,7 +94,7 @@ class BoardProcess:
             f'[device]\nname = "bench.board"\nstate = {json.dumps(str(folder / "state"))}\n'
             f"[broker]\nport = {broker.port}\n[api]\nport = {self._port}\n"
             f"[drafter]\nmodel = {json.dumps(str(drafter))}\nthreads = {threads}\n"
-            f"[session]\npatience_s = {patience_s}\n"
+            f"[session]\npatience_s = {patience_s}\n[timing]\nsilence_s = {2 * NEVER_S}\n"
         )
         self._log = open(folder / "log", "w+")  # noqa: SIM115 (closed in __exit__)
         self.started = time.monotonic()
@@ -192,20 +192,28 @@ def imports() -> dict[str, object]:
 
 
 def waiting(drafter: Path, *, threads: int, seconds: float) -> dict[str, object]:
-    """CPU in per cent of a core: idle, and while a verifier that steps every two seconds takes one guess a step."""
+    """CPU in per cent of a core: idle; waiting for a verdict, with nothing left that may be drafted; and streaming, while a
+    verifier that steps every two seconds takes one guess a step: then some of it is drafting.
+    """
     record: dict[str, object] = {"seconds": seconds}
-    for name, patience_s in (("waits_for_ever", float("inf")), ("never_waits", 0.0)):
-        with fleet(drafter, "--step-s", "2", "--most", "1") as (stage, ear):
-            with BoardProcess(stage.folder, stage.broker(), drafter, threads=threads, patience_s=patience_s) as board:
-                board.wait_listening()
-                if "idle" not in record:
-                    time.sleep(SETTLE_S)
-                    record["idle"] = _cpu(board.pid, seconds)
-                answer = board.ask(400)
-                ear.wait("draft", FIRST_DRAFT_S)
+    for name, patience_s, step_s in (
+        ("waiting", inf, NEVER_S),
+        ("streaming", inf, 2.0),
+        ("streaming_patience_0", 0.0, 2.0),
+    ):
+        with (
+            fleet(drafter, "--step-s", str(step_s), "--most", "1") as (stage, ear),
+            BoardProcess(stage.folder, stage.broker(), drafter, threads=threads, patience_s=patience_s) as board,
+        ):
+            board.wait_listening()
+            if "idle" not in record:
                 time.sleep(SETTLE_S)
-                record[name] = _cpu(board.pid, seconds)
-                answer.close()
+                record["idle"] = _cpu(board.pid, seconds)
+            answer = board.ask(400)
+            ear.wait("draft", FIRST_DRAFT_S)
+            time.sleep(SETTLE_S)
+            record[name] = _cpu(board.pid, seconds)
+            answer.close()
     return record
 
 
@@ -224,12 +232,14 @@ def _cpu(pid: int, seconds: float) -> dict[str, object]:
 def growth(drafter: Path, *, threads: int, tokens: int, text: int = 500) -> dict[str, object]:
     """Texts one after the other until there are so many tokens; MiB after each."""
     sizes: list[dict[str, float]] = []
-    with fleet(drafter, "--step-s", "0.03", "--wrong-every", "6") as (stage, _):
-        with BoardProcess(stage.folder, stage.broker(), drafter, threads=threads, patience_s=0.0) as board:
-            board.wait_listening()
-            for _ in range(-(-tokens // text)):
-                board.ask(text).read()
-                sizes.append(memory_mib(board.pid))
+    with (
+        fleet(drafter, "--step-s", "0.03", "--wrong-every", "6") as (stage, _),
+        BoardProcess(stage.folder, stage.broker(), drafter, threads=threads, patience_s=0.0) as board,
+    ):
+        board.wait_listening()
+        for _ in range(-(-tokens // text)):
+            board.ask(text).read()
+            sizes.append(memory_mib(board.pid))
     rss = [each["rss"] for each in sizes]
     half = len(rss) // 2
     return {"tokens": len(sizes) * text, "rss_mib": rss, "second_half_mib": round(rss[-1] - rss[half], 1)}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -94,7 +93,7 @@ class AgreeingEngine:
 @click.option("--most", type=int, default=64, help="Tokens of a session's step.")
 @click.option("--wrong-every", type=int, default=0)
 def main(port: int, drafter: Path, step_s: float, most: int, wrong_every: int) -> None:
-    """Serve until SIGTERM."""
+    """Serve until SIGTERM, which also ends it in mid-step."""
     sys.setswitchinterval(SWITCH_S)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     engine = AgreeingEngine(manifest.read(drafter, "drafter"), step_s=step_s, most=most, wrong_every=wrong_every)
@@ -105,11 +104,8 @@ def main(port: int, drafter: Path, step_s: float, most: int, wrong_every: int) -
         bounds=LimitsConfig().bounds(),
         version="late",
     )
-    gateway = Gateway(verifier, place(port, None))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: gateway.stop())
     logging.getLogger(__name__).info("serving %s", engine.info.id)
-    gateway.run()
+    Gateway(verifier, place(port, None)).run()
 
 
 if __name__ == "__main__":
