@@ -54,6 +54,9 @@ def target(model: str, out: Path, dtype: str, force: bool) -> None:
 
 @main.command()
 @common
+@click.option(
+    "--runtime", type=click.Choice(["native", "onnx"]), default="onnx", show_default=True, help="What computes it."
+)
 @click.option("--group", type=click.Choice([16, 32, 64, 128]), default=32, show_default=True, help="Weights a scale.")
 @click.option("--head-bits", type=click.Choice([4, 8]), default=8, show_default=True, help="Bits of the head.")
 @click.option(
@@ -66,7 +69,7 @@ def target(model: str, out: Path, dtype: str, force: bool) -> None:
 )  # fmt: skip
 @click.option("--context", type=click.IntRange(min=16), help="Tokens; by default what the model takes.")
 def drafter(model: str, out: Path, force: bool, **options: Any) -> None:
-    """A small model with 4-bit weights, as an ONNX graph for the board."""
+    """A small model with 4-bit weights, for the board."""
     write.check_free(out, force)
     source = _read(model)
     columns = TextColumn("quantising"), BarColumn(), MofNCompleteColumn(), TextColumn("layers"), TimeElapsedColumn()
