@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
 import socket
 import statistics
 import subprocess
@@ -19,8 +20,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import click
+from rich.console import Console
+from rich.table import Table
 
 from edge.drafters import manifest
 from link.config import BrokerConfig
@@ -38,8 +42,9 @@ PROMPT = "Write a short story about a lighthouse keeper who learns to code."
 START_S, FIRST_DRAFT_S, TEXT_S = 60.0, 60.0, 600.0
 SETTLE_S = 3.0  # until a board has drafted as far ahead as it may
 LOOK_S = 0.005
+TOKENS = 200  # of a text after which memory is looked at
+TEXT_TOKENS = 500  # of each text of the long run
 NEVER_S = 3600.0  # a step that nobody sees the end of
-BARS = {"start_s": 3.0, "rss_mib": 250.0, "waiting_percent": 5.0}
 MODULES = "import sys, json; from edge.cli import main; import edge.api; print(json.dumps(sorted(sys.modules)))"
 
 
@@ -123,6 +128,13 @@ class BoardProcess:
         self._log.seek(0)
         raise OutriderError(f"the board did not start: {self._log.read()[-2000:]}", where="edge run")
 
+    def count(self) -> dict[str, int]:
+        """What a watched process holds, see `tools.bench.watched_edge`."""
+        assert self._process.stdout is not None
+        self._process.send_signal(signal.SIGUSR1)
+        found: dict[str, int] = json.loads(self._process.stdout.readline())
+        return found
+
     def ask(self, max_tokens: int) -> http.client.HTTPResponse:
         """Ask for a text; the answer is a stream of events that may be left unread."""
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=TEXT_S)
@@ -150,7 +162,7 @@ def fleet(drafter: Path, *verifier: str) -> Iterator[tuple[Stage, Ear]]:
 
 def start(drafter: Path, *, threads: int, rounds: int) -> dict[str, object]:
     """From exec to the first draft on the wire, asked for a text as soon as the board answers; medians. The first round
-    only warms the file cache.
+    only warms the file cache. memory_mib: after a text of TOKENS tokens.
     """
     found: list[dict[str, float]] = []
     memory: list[dict[str, float]] = []
@@ -159,19 +171,21 @@ def start(drafter: Path, *, threads: int, rounds: int) -> dict[str, object]:
             ear.forget()
             with BoardProcess(stage.folder, stage.broker(), drafter, threads=threads, patience_s=0.0) as board:
                 listening = board.wait_listening()
-                answer = board.ask(200)
+                answer = board.ask(TOKENS)
                 moments = {
                     "online": ear.wait("state online", FIRST_DRAFT_S),
                     "listening": listening,
                     "open": ear.wait("open", FIRST_DRAFT_S),
                     "first_draft": ear.wait("draft", FIRST_DRAFT_S),
                 }
+                computed_s = cpu_s(board.pid)
                 answer.read()
                 memory.append(memory_mib(board.pid))
-                found.append({name: at - board.started for name, at in moments.items()})
+                found.append({**{name: at - board.started for name, at in moments.items()}, "cpu": computed_s})
     return {
         "rounds": rounds,
         "s": {name: round(statistics.median(each[name] for each in found[1:]), 3) for name in found[0]},
+        "tokens": TOKENS,
         "memory_mib": {name: round(statistics.median(each[name] for each in memory), 1) for name in memory[0]},
     }
 
@@ -229,20 +243,39 @@ def _cpu(pid: int, seconds: float) -> dict[str, object]:
     }
 
 
-def growth(drafter: Path, *, threads: int, tokens: int, text: int = 500) -> dict[str, object]:
-    """Texts one after the other until there are so many tokens; MiB after each."""
-    sizes: list[dict[str, float]] = []
-    with (
-        fleet(drafter, "--step-s", "0.03", "--wrong-every", "6") as (stage, _),
-        BoardProcess(stage.folder, stage.broker(), drafter, threads=threads, patience_s=0.0) as board,
-    ):
-        board.wait_listening()
-        for _ in range(-(-tokens // text)):
-            board.ask(text).read()
-            sizes.append(memory_mib(board.pid))
-    rss = [each["rss"] for each in sizes]
-    half = len(rss) // 2
-    return {"tokens": len(sizes) * text, "rss_mib": rss, "second_half_mib": round(rss[-1] - rss[half], 1)}
+def growth(drafter: Path, *, threads: int, tokens: int) -> dict[str, object]:
+    """Texts of TEXT_TOKENS one after the other until there are so many tokens: MiB of the process after each, and, in
+    another process that counts them, Python's objects and what they hold.
+    """
+    num_texts = -(-tokens // TEXT_TOKENS)
+    rss: list[float] = []
+    held: list[dict[str, int]] = []
+    with fleet(drafter, "--step-s", "0.02", "--wrong-every", "6") as (stage, _):
+        with BoardProcess(stage.folder, stage.broker(), drafter, threads=threads, patience_s=0.0) as board:
+            board.wait_listening()
+            for _ in range(num_texts):
+                board.ask(TEXT_TOKENS).read()
+                rss.append(memory_mib(board.pid)["rss"])
+        watched = ("-m", "tools.bench.watched_edge")
+        with BoardProcess(
+            stage.folder, stage.broker(), drafter, threads=threads, patience_s=0.0, module=watched
+        ) as board:
+            board.wait_listening()
+            for _ in range(num_texts):
+                board.ask(TEXT_TOKENS).read()
+                held.append(board.count())
+    half = num_texts // 2
+    return {
+        "tokens": num_texts * TEXT_TOKENS,
+        "rss_mib": rss,
+        "objects": [each["objects"] for each in held],
+        "python_kib": [each["kib"] for each in held],
+        "second_half": {
+            "rss_mib": round(rss[-1] - rss[half], 1),
+            "objects": held[-1]["objects"] - held[half]["objects"],
+            "python_kib": held[-1]["kib"] - held[half]["kib"],
+        },
+    }
 
 
 @click.command()
@@ -259,10 +292,15 @@ def main(
     """What a board's whole process takes: start, memory, CPU while it waits, and memory over 10,000 tokens."""
     drafter = drafter or prepare(pair)[0]
     facts = manifest.read(drafter, "drafter")
-    record: dict[str, object] = {
+    record: dict[str, Any] = {
         "benchmark": "board",
         "machine": machine(),
-        "drafter": {"name": facts.name, "compute": facts.compute, "weights_digest": facts.weights_digest},
+        "drafter": {
+            "name": facts.name,
+            "runtime": facts.runtime,
+            "compute": facts.compute,
+            "quantisation": facts.quantisation,
+        },
         "threads": threads,
     }
     measures: dict[str, Callable[[], dict[str, object]]] = {
@@ -270,10 +308,30 @@ def main(
         "waiting": lambda: waiting(drafter, threads=threads, seconds=seconds),
         "growth": lambda: growth(drafter, threads=threads, tokens=tokens),
     }
+    console = Console(stderr=True)
     for part in parts or measures:
-        click.echo(f"{part} …", err=True)
-        record[part] = measures[part]()
+        with console.status(part):
+            record[part] = measures[part]()
+    console.print(_table(record))
     click.echo(json.dumps(record))
+
+
+def _table(record: dict[str, Any]) -> Table:
+    table = Table(title=f"{record['drafter']['name']}, {record['drafter']['runtime']}, {record['threads']} threads")
+    for column in ("", "measured", "bar"):
+        table.add_column(column, justify="right" if column else "left")
+    if start := record.get("start"):
+        table.add_row("start to first draft, s", str(start["s"]["first_draft"]), "3.0")
+        table.add_row("of that computing, s of a core", str(start["s"]["cpu"]), "")
+        table.add_row(f"memory after {start['tokens']} tokens, MiB", str(start["memory_mib"]["rss"]), "250")
+    if waiting := record.get("waiting"):
+        for name, bar in (("idle", ""), ("waiting", "5"), ("streaming", ""), ("streaming_patience_0", "")):
+            table.add_row(f"{name.replace('_', ' ')}, % of a core", str(waiting[name]["percent"]), bar)
+    if growth := record.get("growth"):
+        grown = growth["second_half"]
+        table.add_row(f"growth, second half of {growth['tokens']} tokens, MiB", str(grown["rss_mib"]), "0")
+        table.add_row("Python objects", str(grown["objects"]), "0")
+    return table
 
 
 if __name__ == "__main__":
