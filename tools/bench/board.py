@@ -206,8 +206,8 @@ def imports() -> dict[str, object]:
 
 
 def waiting(drafter: Path, *, threads: int, seconds: float) -> dict[str, object]:
-    """CPU in per cent of a core: idle; waiting for a verdict, with nothing left that may be drafted; and streaming, while a
-    verifier that steps every two seconds takes one guess a step: then some of it is drafting.
+    """CPU in per cent of a core: idle; waiting for a verdict, with nothing left that may be drafted; and streaming,
+    while a verifier that steps every two seconds takes one guess a step: then some of it is drafting.
     """
     record: dict[str, object] = {"seconds": seconds}
     for name, patience_s, step_s in (

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -133,9 +135,23 @@ def specs_of(exports: Mapping[str, Path], gguf: Path | None) -> list[Spec]:
     return [*specs, Spec(LLAMA, "llama.cpp", gguf)] if gguf else specs
 
 
+def settled(specs: Sequence[Spec], threads: int) -> tuple[list[Spec], list[dict[str, object]]]:
+    """The rivals with llama.cpp in the setting that is fastest at so many threads, and what its settings took."""
+    found, told = [], []
+    for spec in specs:
+        if spec.kind == "llama.cpp":
+            from tools.bench.llama import fastest
+
+            setting, told = fastest(spec.path, threads)
+            spec = replace(spec, **asdict(setting))
+        found.append(spec)
+    return found, told
+
+
 def weigh(spec: Spec, threads: int) -> dict[str, float]:
     """MiB that a fresh process takes with this rival alone, when it has drafted a while."""
-    command = [sys.executable, "-m", "tools.bench.drafter", spec.name, spec.kind, str(spec.path), str(threads)]
+    asked = json.dumps({**asdict(spec), "path": str(spec.path)})
+    command = [sys.executable, "-m", "tools.bench.drafter", asked, str(threads)]
     told = subprocess.run(command, capture_output=True, text=True, check=False)
     if told.returncode:
         raise OutriderError(told.stderr.strip()[-1000:], where=f"the process of {spec.name}")
@@ -143,11 +159,10 @@ def weigh(spec: Spec, threads: int) -> dict[str, float]:
     return found
 
 
-def _weighed(name: str, kind: str, path: str, threads: str) -> None:
-    import os
-
+def _weighed(asked: str, threads: str) -> None:
     before = memory_mib(os.getpid())
-    rival = Spec(name, kind, Path(path)).make(int(threads))  # type: ignore[arg-type]
+    fields = json.loads(asked)
+    rival = Spec(**{**fields, "path": Path(fields["path"])}).make(int(threads))
     rival.ready()
     rival.chain()
     rival.burst(max(ROWS))
@@ -172,10 +187,8 @@ def gguf_of(pair: str, given: Path | None) -> Path | None:
 
 def _exports(context: click.Context, option: click.Parameter, values: Sequence[str]) -> dict[str, Path]:
     named = [value.partition("=") for value in values]
-    if bad := next(
-        (value for value, (_, found, path) in zip(values, named, strict=True) if not found or not path), None
-    ):
-        raise click.BadParameter(f"{bad!r} is not NAME=DIR")
+    if bad := [value for value, (name, _, path) in zip(values, named, strict=True) if not name or not path]:
+        raise click.BadParameter(f"{bad[0]!r} is not NAME=DIR")
     return {name: Path(path) for name, _, path in named}
 
 
@@ -203,23 +216,25 @@ def main(
         from tools.bench.llama import INSTALL
 
         record["without"] = {LLAMA: INSTALL}
-    if not no_memory:
-        with console.status("memory"):
-            record["memory_mib"] = memory = {spec.name: weigh(spec, max(threads)) for spec in specs}
     for number in threads:
-        with console.status(f"{number} threads"):
-            run = measure(specs, threads=number, rounds=rounds)
-        runs.append(run)
-        console.print(_table(run, {} if no_memory else memory))
+        console.print(f"{number} threads: {', '.join(spec.name for spec in specs)} …")
+        specs, tried = settled(specs, number)
+        run = measure(specs, threads=number, rounds=rounds)
+        runs.append({**run, "llama_cpp_settings": tried} if tried else run)
+        console.print(_table(run))
         gc.collect()
+    if not no_memory:
+        console.print("memory, each alone in a process …")
+        record["memory_mib"] = memory = {spec.name: weigh(spec, max(threads)) for spec in specs}
+        console.print(", ".join(f"{name} {found['peak_rss']:.0f} MiB" for name, found in memory.items()))
     click.echo(json.dumps(record))
 
 
-def _table(run: dict, memory: Mapping[str, dict[str, float]]) -> Table:
+def _table(run: dict) -> Table:
     limit = run["bandwidth_gb_s"]["median"]
-    table = Table(title=f"threads {run['threads']}, {limit} GB/s, {CONTEXT} tokens in the cache")
+    table = Table(title=f"{run['threads']} threads, {limit} GB/s, passes of 1, 2, 4 and 8 rows behind {CONTEXT} tokens")
     table.add_column("")
-    for column in ("tokens/s", *(f"{rows} rows, ms" for rows in ROWS), "MB a token", "of bandwidth", "peak MiB"):
+    for column in ("tokens/s", *(f"{rows}: ms" for rows in ROWS), "MB a token", "of the limit"):
         table.add_column(column, justify="right")
     for name, figures in run["rivals"].items():
         took = figures["ms"]
@@ -229,7 +244,6 @@ def _table(run: dict, memory: Mapping[str, dict[str, float]]) -> Table:
             *(f"{took[f'pass {rows}']:.1f}" for rows in ROWS),
             f"{figures['read_mb']:.0f}",
             f"{figures['share_of_bandwidth']:.0%}",
-            f"{memory[name]['peak_rss']:.0f}" if name in memory else "",
         )
     return table
 

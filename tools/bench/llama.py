@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import statistics
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ import numpy as np
 
 from protocol.errors import OutriderError
 from tools.bench import reads
+from tools.bench.record import ms
 from tools.bench.rivals import BURST, CHAIN, CONTEXT, REST_S, TEXT
 
 INSTALL = (
@@ -64,47 +64,60 @@ class Setting:
     repack: bool
 
 
-class Llama:
-    """A model and a context in one setting; its cache is in half precision."""
+def load(path: Path, *, repack: bool) -> Any:
+    """A model. Raises OutriderError where it cannot be loaded."""
+    lib = library()
+    params = lib.llama_model_default_params()
+    params.use_extra_bufts = repack
+    model = lib.llama_model_load_from_file(str(path).encode(), params)
+    if not model:
+        raise OutriderError("llama.cpp cannot load it", where=str(path))
+    return model
 
-    def __init__(self, path: Path, threads: int, setting: Setting) -> None:
+
+def fastest(path: Path, threads: int) -> tuple[Setting, list[dict[str, object]]]:
+    """The setting whose passes of one and of four rows take least here, and what each takes together, in ms."""
+    tried: dict[Setting, float] = {}
+    for repack in (False, True):
+        model = load(path, repack=repack)
+        for flash in (False, True):
+            rival = Llama(path, model, threads, Setting(flash, repack))
+            tried[Setting(flash, repack)] = rival.trial()
+            rival.close()
+        library().llama_model_free(model)
+    told: list[dict[str, object]] = [{**asdict(setting), "ms": ms(seconds)} for setting, seconds in tried.items()]
+    return min(tried, key=tried.__getitem__), told
+
+
+class Llama:
+    """A context of a model in one setting; its cache is in half precision."""
+
+    def __init__(self, path: Path, model: Any, threads: int, setting: Setting) -> None:
+        """model: what `load` made of `path`."""
         self._lib = lib = library()
-        params = lib.llama_model_default_params()
-        params.use_extra_bufts = setting.repack
-        self._model = lib.llama_model_load_from_file(str(path).encode(), params)
-        if not self._model:
-            raise OutriderError("llama.cpp cannot load it", where=str(path))
         wanted = lib.llama_context_default_params()
         wanted.n_ctx, wanted.n_batch, wanted.n_ubatch = SLOTS, CONTEXT, CONTEXT
         wanted.n_threads = wanted.n_threads_batch = threads
         wanted.flash_attn_type = setting.flash
         wanted.no_perf = True
-        self._context = lib.llama_init_from_model(self._model, wanted)
+        self._context = lib.llama_init_from_model(model, wanted)
         self._memory = lib.llama_get_memory(self._context)
-        self._width = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model))
+        self._width = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
         self._batch = lib.llama_batch_init(CONTEXT, 0, 1)
         self._decode(TEXT, 0, 1)
         about = ctypes.create_string_buffer(256)
-        lib.llama_model_desc(self._model, about, 256)
+        lib.llama_model_desc(model, about, 256)
         self.about: dict[str, object] = {
             "model": about.value.decode(),
             "runtime": f"llama-cpp-python {lib.__version__}",
             "setting": asdict(setting),
             "system": lib.llama_print_system_info().decode(),
         }
-        self.read_bytes = reads.of_gguf(path)
+        self.path = path
 
-    @classmethod
-    def best(cls, path: Path, threads: int) -> Llama:
-        """In the setting whose passes of one and of four rows are quickest here; `about` has what each took."""
-        tried: dict[Setting, float] = {}
-        for setting in itertools.starmap(Setting, itertools.product((False, True), (False, True))):
-            rival = cls(path, threads, setting)
-            tried[setting] = rival._trial()
-            rival.close()
-        found = cls(path, threads, min(tried, key=tried.__getitem__))
-        found.about["tried_ms"] = [{**asdict(setting), "ms": round(s * 1e3, 2)} for setting, s in tried.items()]
-        return found
+    @property
+    def read_bytes(self) -> int:
+        return reads.of_gguf(self.path)
 
     def ready(self) -> None:
         self._cut()
@@ -123,9 +136,8 @@ class Llama:
     def close(self) -> None:
         self._lib.llama_batch_free(self._batch)
         self._lib.llama_free(self._context)
-        self._lib.llama_model_free(self._model)
 
-    def _trial(self) -> float:
+    def trial(self) -> float:
         """Seconds of a pass of one row and one of four."""
         taken = []
         for _ in range(TRIALS):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import struct
+from functools import cache
 from math import prod
 from pathlib import Path
 
-from edge.drafters import manifest
+from edge.drafters import container, manifest
 
 GATHERS = ("Gather", "GatherBlockQuantized")
+BY_ROWS = ("embedding", "cos", "sin")
 
 
 def of_export(directory: Path, context: int) -> int:
@@ -18,9 +18,10 @@ def of_export(directory: Path, context: int) -> int:
         case "onnx":
             return _of_graph(directory / "model.onnx", context)
         case _:
-            return _of_safetensors(directory / "drafter.safetensors")
+            return _of_container(directory / "drafter.safetensors", context)
 
 
+@cache  # its reader goes through every id of the vocabulary
 def of_gguf(path: Path) -> int:
     """Of a GGUF file's weights; its embedding is read by rows, unless it is the head too."""
     from gguf import GGUFReader
@@ -47,8 +48,8 @@ def _of_graph(path: Path, context: int) -> int:
     return total
 
 
-def _of_safetensors(path: Path) -> int:
-    with path.open("rb") as file:
-        header = json.loads(file.read(*struct.unpack("<Q", file.read(8))))
-    spans = {name: facts["data_offsets"] for name, facts in header.items() if name != "__metadata__"}
-    return sum(end - start for name, (start, end) in spans.items() if not name.startswith("embed"))
+def _of_container(path: Path, context: int) -> int:
+    file = container.read(path)
+    weights = [array for name, array in file.tensors.items() if not name.startswith(BY_ROWS)]
+    layers, heads, width = (int(file.metadata[name]) for name in ("layers", "kv_heads", "head_dim"))
+    return sum(array.nbytes for array in weights) + 2 * layers * heads * width * context * 4

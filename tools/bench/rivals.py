@@ -1,7 +1,7 @@
 """Rivals that all do the same: passes of a few rows behind a cached text, and a chain of guesses.
 
-Threads must not fight: a rival may let its threads spin while it works, so whoever measures rests before each turn until
-they sleep (`REST_S`).
+Threads must not fight: a rival may let its threads spin while it works, so whoever measures rests before each turn
+until they sleep (`REST_S`).
 """
 
 from __future__ import annotations
@@ -45,12 +45,14 @@ class Rival(Protocol):
 @dataclass(frozen=True, slots=True)
 class Spec:
     """name: of the rival; kind: `ours` for an exported directory through its drafter, `bare` for its graph alone,
-    `llama.cpp` for a GGUF file.
+    `llama.cpp` for a GGUF file; flash, repack: see `tools.bench.llama.Setting`.
     """
 
     name: str
     kind: Literal["ours", "bare", "llama.cpp"]
     path: Path
+    flash: bool = False
+    repack: bool = False
 
     def make(self, threads: int) -> Rival:
         match self.kind:
@@ -59,9 +61,10 @@ class Spec:
             case "bare":
                 return Bare(self.path, threads)
             case _:
-                from tools.bench.llama import Llama
+                from tools.bench.llama import Llama, Setting, load
 
-                return Llama.best(self.path, threads)
+                model = load(self.path, repack=self.repack)
+                return Llama(self.path, model, threads, Setting(self.flash, self.repack))
 
 
 class Ours:
