@@ -236,10 +236,10 @@ def _cpu(pid: int, seconds: float) -> dict[str, object]:
     time.sleep(seconds)
     took = time.monotonic() - began
     spent = cpu_s(pid) - before
-    threads = threads_cpu_s(pid) - threads_before
+    threads = {name: s - threads_before.get(name, 0.0) for name, s in threads_cpu_s(pid).items()}
     return {
         "percent": round(100 * spent / took, 2),
-        "threads": {name: round(100 * s / took, 2) for name, s in threads.most_common() if s > 1e-4 * took},
+        "threads": {name: round(100 * s / took, 2) for name, s in threads.items() if s > 1e-4 * took},
     }
 
 

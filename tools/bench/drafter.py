@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import click
@@ -22,23 +23,16 @@ from rich.console import Console
 from rich.table import Table
 
 from edge.drafters import manifest
-from edge.drafters.cached import CachedDrafter
 from protocol.errors import OutriderError
 from protocol.sampling import Sampling
 from tools.bench.bandwidth import Stream
 from tools.bench.process import memory_mib
 from tools.bench.record import machine, ms
-from tools.bench.rivals import BURST, CHAIN, CONTEXT, GREEDY, REST_S, ROWS, TEXT, Ours, Rival, Spec
+from tools.bench.rivals import BURST, CHAIN, CONTEXT, GREEDY, REST_S, ROWS, Ours, Rival, Spec
 from tools.models import FOLDER, PAIRS, fetch, prepare
 
 SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=1)
 LLAMA = "llama.cpp"
-
-
-def choosing(drafter: CachedDrafter, sampling: Sampling) -> Callable[[], object]:
-    """The guesses behind one row, from logits of a real text."""
-    row = drafter.prefill(TEXT)
-    return lambda: drafter.candidates(row, sampling, 3)
 
 
 def measure(specs: Sequence[Spec], *, threads: int, rounds: int) -> dict[str, object]:
@@ -78,13 +72,13 @@ def measure(specs: Sequence[Spec], *, threads: int, rounds: int) -> dict[str, ob
 
 def _parts(rival: Rival) -> list[tuple[str, int, Callable[[], object]]]:
     """(what, how many of it, the work)."""
-    parts: list[tuple[str, int, Callable[[], object]]] = [
-        (f"pass {rows}", BURST, lambda rows=rows: rival.burst(rows)) for rows in ROWS
-    ]
+    parts: list[tuple[str, int, Callable[[], object]]] = []
+    for rows in ROWS:
+        parts.append((f"pass {rows}", BURST, partial(rival.burst, rows)))
     parts.append(("token", CHAIN, rival.chain))
     if isinstance(rival, Ours):
-        for what, sampling in (("choose T=0", GREEDY), ("choose T=0.8 top-p 0.95", SAMPLED)):
-            parts.append((what, 1, lambda sampling=sampling: rival.drafter.candidates(rival.row, sampling, 3)))
+        parts.append(("choose T=0", 1, partial(rival.choose, GREEDY)))
+        parts.append(("choose T=0.8 top-p 0.95", 1, partial(rival.choose, SAMPLED)))
     return parts
 
 
@@ -137,7 +131,8 @@ def specs_of(exports: Mapping[str, Path], gguf: Path | None) -> list[Spec]:
 
 def settled(specs: Sequence[Spec], threads: int) -> tuple[list[Spec], list[dict[str, object]]]:
     """The rivals with llama.cpp in the setting that is fastest at so many threads, and what its settings took."""
-    found, told = [], []
+    found: list[Spec] = []
+    told: list[dict[str, object]] = []
     for spec in specs:
         if spec.kind == "llama.cpp":
             from tools.bench.llama import fastest

@@ -76,7 +76,8 @@ class AgreeingEngine:
         del self._length[key], self._read[key]
 
     def _written(self, work: Work) -> list[int]:
-        position, written, at = self._length[work.key], [], -1
+        position, at = self._length[work.key], -1
+        written: list[int] = []
         while len(written) < self._most:
             right = next((i for i, parent in enumerate(work.parents) if parent == at), None)
             if right is None or (self._wrong_every and position % self._wrong_every == 0):

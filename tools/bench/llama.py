@@ -113,11 +113,7 @@ class Llama:
             "setting": asdict(setting),
             "system": lib.llama_print_system_info().decode(),
         }
-        self.path = path
-
-    @property
-    def read_bytes(self) -> int:
-        return reads.of_gguf(self.path)
+        self.read_bytes = reads.of_gguf(path)
 
     def ready(self) -> None:
         self._cut()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 
 MIB = 1 << 20
@@ -30,9 +30,9 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def threads_cpu_s(pid: int) -> Counter[str]:
+def threads_cpu_s(pid: int) -> dict[str, float]:
     """Seconds that its living threads have computed, by the name that the kernel has for each."""
-    found: Counter[str] = Counter()
+    found: defaultdict[str, float] = defaultdict(float)
     for task in Path(f"/proc/{pid}/task").iterdir():
         try:
             found[(task / "comm").read_text().strip()] += int((task / "schedstat").read_text().split()[0]) / 1e9

@@ -13,7 +13,8 @@ from typing import Literal, Protocol
 import numpy as np
 
 from edge.drafters import manifest, runtimes
-from edge.drafters.cached import CachedDrafter
+from edge.drafters.base import Candidate
+from edge.drafters.cached import CachedDrafter, Row
 from protocol.sampling import Sampling
 from tools.bench import reads
 
@@ -73,7 +74,7 @@ class Ours:
     def __init__(self, directory: Path, threads: int) -> None:
         facts = manifest.read(directory, "drafter")
         self.drafter: CachedDrafter = runtimes.load(directory, threads=threads)
-        self.about = {
+        self.about: dict[str, object] = {
             "model": facts.name,
             "runtime": facts.runtime,
             "provider": self.drafter.info.provider,
@@ -86,7 +87,7 @@ class Ours:
         self.row = self.drafter.prefill(TEXT)
 
     def burst(self, rows: int) -> None:
-        chain = [(7, self.row), *((7 + i, i - 1) for i in range(1, rows))]
+        chain: list[tuple[int, Row | int]] = [(7, self.row), *((7 + i, i - 1) for i in range(1, rows))]
         for _ in range(BURST):
             self.drafter.extend(chain)
 
@@ -95,6 +96,10 @@ class Ours:
         for _ in range(CHAIN):
             (best,) = self.drafter.candidates(row, GREEDY, 1)
             (row,) = self.drafter.extend([(best.id, row)])
+
+    def choose(self, sampling: Sampling) -> list[Candidate]:
+        """Three guesses behind TEXT."""
+        return self.drafter.candidates(self.row, sampling, 3)
 
 
 class Bare:
@@ -112,7 +117,10 @@ class Bare:
         self._logits: dict[int, np.ndarray] = {}
         self._held: list[np.ndarray] = []
         self._bindings = {rows: self._bound(rows) for rows in ROWS}
-        self.about = {"model": manifest.read(directory, "drafter").name, "runtime": f"onnxruntime {ort.__version__}"}
+        self.about: dict[str, object] = {
+            "model": manifest.read(directory, "drafter").name,
+            "runtime": f"onnxruntime {ort.__version__}",
+        }
         self.read_bytes = reads.of_export(directory, CONTEXT)
 
     def ready(self) -> None:

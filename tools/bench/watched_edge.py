@@ -11,9 +11,9 @@ import tracemalloc
 from edge.cli import main
 
 
-def tell(*_: object) -> None:
+def tell(number: int, frame: object) -> None:
     gc.collect()
-    held, _ = tracemalloc.get_traced_memory()
+    held = tracemalloc.get_traced_memory()[0]
     print(json.dumps({"objects": len(gc.get_objects()), "kib": round(held / 1024)}), flush=True)
 
 
