@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from protocol.errors import OutriderError
 from tools.corpus import text
+from tools.export import corpus as calibration
 from tools.export import shortlist as choosing
 from tools.export import sources, write
 from tools.export.quantised import Options
@@ -58,8 +60,9 @@ def target(model: str, out: Path, dtype: str, force: bool) -> None:
 @main.command()
 @common
 @click.option(
-    "--runtime", type=click.Choice(["native", "onnx"]), default="onnx", show_default=True, help="What computes it."
+    "--runtime", type=click.Choice(["native", "onnx"]), default="native", show_default=True, help="What computes it."
 )
+@click.option("--bits", type=click.Choice([4, 8]), default=4, show_default=True, help="Bits of the layers' matrices.")
 @click.option("--group", type=click.Choice([16, 32, 64, 128]), default=32, show_default=True, help="Weights a scale.")
 @click.option("--head-bits", type=click.Choice([4, 8]), default=8, show_default=True, help="Bits of the head.")
 @click.option(
@@ -75,13 +78,43 @@ def target(model: str, out: Path, dtype: str, force: bool) -> None:
     "--corpus", type=click.Path(path_type=Path), help="What the target writes, by `tools.corpus write`: chooses them."
 )
 @click.option("--context", type=click.IntRange(min=16), help="Tokens; by default what the model takes.")
-def drafter(model: str, out: Path, force: bool, shortlist: int | None, corpus: Path | None, **options: Any) -> None:
-    """A small model with 4-bit weights, for the board."""
+@click.option(
+    "--calibrate",
+    type=click.Path(path_type=Path),
+    help="Text that the target wrote, from `python -m tools.corpus write`.",
+)
+@click.option(
+    "--tokens",
+    type=click.IntRange(min=1),
+    default=16384,
+    show_default=True,
+    help="Of that text, at most, spread evenly.",
+)
+@click.option("--threads", type=click.IntRange(min=1), help="That calibration uses; by default one a core.")
+@click.option(
+    "--work", type=click.Path(path_type=Path), help="Where calibrated layers are kept; by default OUT.calibration."
+)
+def drafter(
+    model: str,
+    out: Path,
+    force: bool,
+    shortlist: int | None,
+    corpus: Path | None,
+    calibrate: Path | None,
+    tokens: int,
+    threads: int | None,
+    work: Path | None,
+    **options: Any,
+) -> None:
+    """A small model with quantised weights, for the board."""
     if (shortlist is None) != (corpus is None):
         raise click.UsageError("--shortlist and --corpus belong together")
     write.check_free(out, force)
     source = _read(model)
     head_ids = _choose(source, shortlist, corpus) if shortlist and corpus else None
+    learned_on = calibration.read(calibrate, source.config.vocab_size, tokens) if calibrate else None
+    if learned_on:
+        torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     columns = TextColumn("quantising"), BarColumn(), MofNCompleteColumn(), TextColumn("layers"), TimeElapsedColumn()
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("", total=None)
@@ -92,6 +125,8 @@ def drafter(model: str, out: Path, force: bool, shortlist: int | None, corpus: P
             force,
             lambda done, total: bar.update(task, completed=done, total=total),
             head_ids=head_ids,
+            corpus=learned_on,
+            workdir=work,
         )
     _report(out, manifest)
 
