@@ -119,6 +119,11 @@ def _ratios(found: Mapping[str, dict]) -> dict[str, float]:
     return {name: round(ratio, 3) for name, ratio in ratios.items()}
 
 
+def named(directory: Path) -> dict[str, Path]:
+    """An export by its runtime's name."""
+    return {manifest.read(directory, "drafter").runtime: directory}
+
+
 def specs_of(exports: Mapping[str, Path], gguf: Path | None) -> list[Spec]:
     """Ours, each beside its bare graph where it has one, and llama.cpp."""
     specs: list[Spec] = []
@@ -191,7 +196,7 @@ def _exports(context: click.Context, option: click.Parameter, values: Sequence[s
 @click.option("--pair", type=click.Choice(sorted(PAIRS)), default="smollm2", show_default=True)
 @click.option(
     "--export", "exports", multiple=True, callback=_exports, metavar="NAME=DIR",
-    help="An exported drafter; the pair's own, as `onnx`, when none is named.",
+    help="An exported drafter; the pair's own, by its runtime's name, when none is given.",
 )  # fmt: skip
 @click.option(
     "--gguf", type=click.Path(path_type=Path, exists=True), help="For llama.cpp, instead of the pair's in Q4_0."
@@ -204,7 +209,7 @@ def main(
 ) -> None:
     """Drafters beside bare ONNX Runtime and llama.cpp: passes, tokens a second, bandwidth, memory."""
     console = Console(stderr=True)
-    exports = exports or {"onnx": prepare(pair)[0]}
+    exports = exports or named(prepare(pair)[0])
     specs = specs_of(exports, gguf_of(pair, gguf))
     record: dict[str, object] = {"benchmark": "drafter", "machine": machine(), "runs": (runs := [])}
     if LLAMA not in {spec.name for spec in specs}:
