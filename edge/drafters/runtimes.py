@@ -37,6 +37,10 @@ def load(
             from edge.drafters.native import NativeDrafter
 
             return NativeDrafter.load(directory, threads=threads, context=context, verify=verify)
+        case "litert":
+            from edge.drafters.litert import LitertDrafter
+
+            return LitertDrafter.load(directory, threads, context, verify=verify)
         case _:
             from edge.drafters.onnx import OnnxDrafter
 
