@@ -21,7 +21,7 @@ from edge.drafters.cached import CachedDrafter, Seen
 from protocol.errors import ModelError
 
 HIDDEN = -1e9  # added to a score before softmax: its exponential is 0 in float32
-PREFILL = re.compile(r"prefill_(\d+)")
+PREFILL = re.compile(r"prefill(_\d+)?")
 CACHE = "kv_cache_"  # kv_cache_k_0, kv_cache_v_0, kv_cache_k_1, …
 FEEDS = {"tokens", "input_pos", "mask"}  # a mask is optional; without one the model hides what is later by itself
 PRODUCTS = ("FULLY_CONNECTED", "BATCH_MATMUL")
@@ -206,26 +206,25 @@ def _interpreter(path: Path, threads: int) -> Any:
 
 
 def _signatures(interpreter: Any, where: str) -> tuple[Any, dict[int, Any]]:
-    """The signature `decode` and those for prefill by length. Raises ModelError where they are not of this form."""
+    """The signature `decode`, and those for prefill by their rows. Raises ModelError for another form."""
     names = interpreter.get_signature_list()
-    lengths = sorted(int(found[1]) for name in names if (found := PREFILL.fullmatch(name)))
-    if "decode" not in names or not lengths:
+    if "decode" not in names or not any(map(PREFILL.fullmatch, names)):
         raise _another_form(f"has the signatures {', '.join(sorted(names)) or 'none'}", where)
+    runners = {name: interpreter.get_signature_runner(name) for name in names if PREFILL.fullmatch(name)}
     decode = interpreter.get_signature_runner("decode")
-    prefill = {length: interpreter.get_signature_runner(f"prefill_{length}") for length in lengths}
-    caches = {name: details for name, details in decode.get_input_details().items() if name.startswith(CACHE)}
-    for rows, runner in ((1, decode), *prefill.items()):
-        inputs, outputs = runner.get_input_details(), set(runner.get_output_details())
-        if other := inputs.keys() - FEEDS - caches.keys() or {"tokens", "input_pos"} - inputs.keys():
-            raise _another_form(f"has or lacks the input {', '.join(sorted(other))}", where)
-        if inputs["tokens"]["shape"].tolist() != [1, rows]:
-            raise _another_form(
-                f"takes tokens of the shape {inputs['tokens']['shape'].tolist()} for {rows} rows", where
-            )
-        if missing := caches.keys() - outputs or caches.keys() - inputs.keys():
-            raise _another_form(f"does not hand on {', '.join(sorted(missing))}", where)
+    caches = {name for name in decode.get_input_details() if name.startswith(CACHE)}
     if not caches or "logits" not in decode.get_output_details():
         raise _another_form("decode has no cache, or no logits", where)
+    prefill = {}
+    for name, runner in {"decode": decode, **runners}.items():
+        inputs, outputs = runner.get_input_details(), set(runner.get_output_details())
+        if odd := (inputs.keys() ^ caches) - FEEDS | {"tokens", "input_pos"} - inputs.keys():
+            raise _another_form(f"{name} has or lacks the input {', '.join(sorted(odd))}", where)
+        if lost := caches - outputs:
+            raise _another_form(f"{name} does not give back {', '.join(sorted(lost))}", where)
+        prefill[int(inputs["tokens"]["shape"][-1])] = runner
+    if prefill.pop(1, None) is not decode or decode.get_input_details()["tokens"]["shape"].tolist() != [1, 1]:
+        raise _another_form("decode takes other than one row", where)
     return decode, prefill
 
 

@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from edge.drafters import golden, runtimes
-from edge.drafters.manifest import MANIFEST, TARGET_WEIGHTS, TOKENIZER, Golden, Manifest, digest
+from edge.drafters.manifest import DRAFTER_WEIGHTS, MANIFEST, TARGET_WEIGHTS, TOKENIZER, Golden, Manifest, digest
 from protocol.errors import ConfigError
 from tools.export import graph
 from tools.export.quantise import Blocks
@@ -66,6 +66,32 @@ def write_drafter(
             quantisation=_describe(options, blocks),
         )
         manifest = msgspec.structs.replace(manifest, golden=_golden(part))
+        _save(manifest, part)
+        return manifest
+
+
+def write_litert(source: Source, file: Path, out: Path, force: bool = False) -> Manifest:
+    """A directory that the board's LiteRT drafter loads, from the `.tflite` file of the same model.
+
+    Raises ConfigError where `out` cannot be written, ModelError where the file is not of a form that the drafter takes.
+    """
+    from tools.export import litert
+
+    with directory(out, force) as part:
+        shutil.copyfile(file, part / DRAFTER_WEIGHTS["litert"][0])
+        found = litert.describe(file)
+        manifest = _finish(
+            source,
+            part,
+            kind="drafter",
+            runtime="litert",
+            dtype="float32",
+            context=source.config.max_position_embeddings,
+            compute=found.compute,
+            quantisation=found.parts,
+        )
+        context = runtimes.load(part).info.context  # what the file's cache holds
+        manifest = msgspec.structs.replace(manifest, context=context, golden=_golden(part))
         _save(manifest, part)
         return manifest
 
