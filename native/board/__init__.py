@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent
 SHIPPED = FOLDER / "_board.so"
+HEADERS = ("board.h", "decoder.h")
 FLAGS = (
     "-std=gnu11", "-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden",
 )  # fmt: skip
@@ -32,7 +33,7 @@ class NativeError(OutriderError):
 
 @cache
 def find() -> tuple[Any, Any] | None:
-    """cffi's `(ffi, lib)` of `board.h`; None, told once, where it cannot be had and twins in Python do the work.
+    """cffi's `(ffi, lib)` of the public headers; None, told once, where it cannot be had: twins in Python do the work.
 
     Raises NativeError where OUTRIDER_REQUIRE_NATIVE is 1, and for an OUTRIDER_ISA that this processor has not.
     """
@@ -47,7 +48,7 @@ def find() -> tuple[Any, Any] | None:
 
 @cache
 def load() -> tuple[Any, Any]:
-    """cffi's `(ffi, lib)` of `board.h`. Raises NativeError where it cannot be had."""
+    """cffi's `(ffi, lib)` of the public headers. Raises NativeError where it cannot be had."""
     if compiling.is_left_out():
         raise NativeError("OUTRIDER_NATIVE is 0", where="native/board")
     if importlib.util.find_spec("cffi") is None:
@@ -66,8 +67,8 @@ def load() -> tuple[Any, Any]:
 
 
 def declarations() -> str:
-    """`board.h` as cffi takes it: without the preprocessor's lines."""
-    lines = (FOLDER / "board.h").read_text().splitlines()
+    """What the public headers declare, as cffi takes it: without the preprocessor's lines."""
+    lines = [line for name in HEADERS for line in (FOLDER / name).read_text().splitlines()]
     return "\n".join(line for line in lines if not line.startswith("#"))
 
 

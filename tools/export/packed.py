@@ -14,14 +14,81 @@ import numpy as np
 import torch
 
 from edge.drafters.container import ALIGNMENT, TYPES
-from tools.export.quantise import Blocks
+from edge.drafters.native import PANEL, Shape
+from protocol.errors import ModelError
+from tools.export.graph import head_dim
+from tools.export.quantise import Blocks, concatenate, zeros
+from tools.export.quantised import EMBEDDING, HEAD
 
-PANEL = 16
+Rope = tuple[np.ndarray, np.ndarray]  # each [context, head_dim / 2]
 NAMES = {np.dtype(dtype): name for name, dtype in TYPES.items()}
 ROWS = 4096  # of a matrix, unpacked at once
 
 
-def matrix(name: str, blocks: Blocks, bias: torch.Tensor | None = None) -> Iterator[tuple[str, np.ndarray]]:
+def save(
+    config: Any, weights: Mapping[str, torch.Tensor], blocks: Mapping[str, Blocks], path: Path, rope: Rope
+) -> None:
+    """Write the file of a llama or qwen2 model. blocks: as `quantised.quantise_model` gives them; rope: cos and sin.
+
+    Raises ModelError for what the decoder cannot take.
+    """
+    shape = _shape(config, blocks)
+    if problem := shape.problem():
+        raise ModelError(
+            f"the native decoder cannot take it: {problem}",
+            where=f"{config.model_type} configuration",
+            remedy="choose another --group, or --runtime onnx",
+        )
+    metadata = {name: str(getattr(shape, name)) for name in shape.__struct_fields__}
+    _write(path, dict(_tensors(config, weights, blocks, rope)), metadata)
+
+
+def _shape(config: Any, blocks: Mapping[str, Blocks]) -> Shape:
+    layer, head, embedding = blocks["model.layers.0.self_attn.q_proj.weight"], blocks[HEAD], blocks[EMBEDDING]
+    return Shape(
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=head_dim(config),
+        inner=config.intermediate_size,
+        vocab=embedding.n,
+        head=head.n + -head.n % PANEL,
+        bits=layer.bits,
+        group=layer.group,
+        head_bits=head.bits,
+        head_group=head.group,
+        embedding_bits=embedding.bits,
+        embedding_group=embedding.group,
+        epsilon=config.rms_norm_eps,
+    )
+
+
+def _tensors(
+    config: Any, weights: Mapping[str, torch.Tensor], blocks: Mapping[str, Blocks], rope: Rope
+) -> Iterator[tuple[str, np.ndarray]]:
+    def vector(name: str) -> np.ndarray:
+        return weights[name].float().numpy()
+
+    yield from zip(("cos", "sin"), rope, strict=True)
+    yield "norm", vector("model.norm.weight")
+    yield from _rows("embedding", blocks[EMBEDDING])
+    yield from _matrix("head", blocks[HEAD])
+    for layer in range(config.num_hidden_layers):
+        prefix = f"model.layers.{layer}."
+        yield f"{layer}.attention_norm", vector(f"{prefix}input_layernorm.weight")
+        yield f"{layer}.mlp_norm", vector(f"{prefix}post_attention_layernorm.weight")
+        qkv = [f"{prefix}self_attn.{part}_proj" for part in "qkv"]
+        biases = [weights[f"{name}.bias"] for name in qkv if f"{name}.bias" in weights]
+        stacked = concatenate([blocks[f"{name}.weight"] for name in qkv])
+        yield from _matrix(f"{layer}.qkv", stacked, torch.cat(biases) if biases else None)
+        out = f"{prefix}self_attn.o_proj"
+        yield from _matrix(f"{layer}.out", blocks[f"{out}.weight"], weights.get(f"{out}.bias"))
+        for part in ("gate", "up", "down"):
+            yield from _matrix(f"{layer}.{part}", blocks[f"{prefix}mlp.{part}_proj.weight"])
+
+
+def _matrix(name: str, blocks: Blocks, bias: torch.Tensor | None = None) -> Iterator[tuple[str, np.ndarray]]:
     """The tensors of a product: packed, scales and zeros in panels, and the bias where there is one."""
     padded = -blocks.n % PANEL
     yield f"{name}.packed", np.concatenate(list(_panels(blocks)))
@@ -31,22 +98,11 @@ def matrix(name: str, blocks: Blocks, bias: torch.Tensor | None = None) -> Itera
         yield f"{name}.bias", np.pad(bias.float().numpy(), (0, padded))
 
 
-def rows(name: str, blocks: Blocks) -> Iterator[tuple[str, np.ndarray]]:
+def _rows(name: str, blocks: Blocks) -> Iterator[tuple[str, np.ndarray]]:
     """The tensors of a table that is read by rows."""
     yield f"{name}.packed", blocks.packed.reshape(blocks.n, -1)
     yield f"{name}.scales", blocks.scales.astype(np.float16)
     yield f"{name}.zeros", zeros(blocks)
-
-
-def zeros(blocks: Blocks) -> np.ndarray:
-    """Zero points, uint8 [n, groups]."""
-    groups = blocks.scales.shape[1]
-    if blocks.zero_points is None:
-        return np.full((blocks.n, groups), 1 << (blocks.bits - 1), np.uint8)
-    if blocks.bits == 8:
-        return blocks.zero_points
-    pairs = np.stack([blocks.zero_points & 15, blocks.zero_points >> 4], axis=-1)
-    return pairs.reshape(blocks.n, -1)[:, :groups]
 
 
 def _panels(blocks: Blocks) -> Iterator[np.ndarray]:
@@ -68,47 +124,7 @@ def _by_panel(values: np.ndarray, padded: int) -> np.ndarray:
     return np.ascontiguousarray(values.reshape(-1, PANEL, values.shape[1]).transpose(0, 2, 1))
 
 
-def decoder(
-    config: Any, weights: Mapping[str, torch.Tensor], blocks: Mapping[str, Blocks], rope: tuple[np.ndarray, np.ndarray]
-) -> Iterator[tuple[str, np.ndarray]]:
-    """All tensors of a llama or qwen2 model. blocks: by the checkpoint's names, `embedding` and `head`."""
-
-    def vector(name: str) -> np.ndarray:
-        return weights[name].float().numpy()
-
-    yield from zip(("cos", "sin"), rope, strict=True)
-    yield "norm", vector("model.norm.weight")
-    yield from rows("embedding", blocks["embedding"])
-    yield from matrix("head", blocks["head"])
-    for layer in range(config.num_hidden_layers):
-        prefix = f"model.layers.{layer}."
-        yield f"{layer}.attention_norm", vector(f"{prefix}input_layernorm.weight")
-        yield f"{layer}.mlp_norm", vector(f"{prefix}post_attention_layernorm.weight")
-        qkv = [f"{prefix}self_attn.{part}_proj" for part in "qkv"]
-        biases = [weights[f"{name}.bias"] for name in qkv if f"{name}.bias" in weights]
-        stacked = stack([blocks[f"{name}.weight"] for name in qkv])
-        yield from matrix(f"{layer}.qkv", stacked, torch.cat(biases) if biases else None)
-        out = f"{prefix}self_attn.o_proj"
-        yield from matrix(f"{layer}.out", blocks[f"{out}.weight"], weights.get(f"{out}.bias"))
-        for part in ("gate", "up", "down"):
-            yield from matrix(f"{layer}.{part}", blocks[f"{prefix}mlp.{part}_proj.weight"])
-
-
-def stack(parts: list[Blocks]) -> Blocks:
-    """Matrices over the same inputs as one, row by row."""
-    first = parts[0]
-    points = [part.zero_points for part in parts if part.zero_points is not None]
-    return Blocks(
-        bits=first.bits,
-        group=first.group,
-        k=first.k,
-        packed=np.concatenate([part.packed for part in parts]),
-        scales=np.concatenate([part.scales for part in parts]),
-        zero_points=np.concatenate(points) if points else None,
-    )
-
-
-def save(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+def _write(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
     for name, tensor in tensors.items():

@@ -23,13 +23,15 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Options:
-    """How a drafter is quantised.
+    """How a drafter is quantised, and for which runtime it is written: a key of `DRAFTER_WEIGHTS`.
 
     group: weights that share a scale. embedding_bits: None where the embedding is to be the head's matrix, if the model
-    ties the two. symmetric: no zero points in matrices of 4 bits.
+    ties the two and the runtime is `onnx`; others lay the two out in other ways. symmetric: no zero points in matrices
+    of 4 bits.
     accuracy_level: of MatMulNBits, 4 computes with int8 activations, 1 with float32. context: tokens.
     """
 
+    runtime: str = "onnx"
     group: int = 32
     head_bits: int = 8
     embedding_bits: int | None = None
@@ -70,7 +72,7 @@ def embed(weights: Mapping[str, torch.Tensor], options: Options, head_blocks: Bl
     """The embedding's blocks: the head's own where the two are one matrix and nothing else is asked for."""
     embedding = weights[EMBEDDING]
     tied = HEAD not in weights or _same_matrix(embedding, weights[HEAD])
-    if tied and options.embedding_bits is None:
+    if tied and options.embedding_bits is None and options.runtime == "onnx":
         return head_blocks
     return round_vocabulary(embedding, options.embedding_bits or options.head_bits, options)
 

@@ -10,12 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
 from edge.drafters import golden, runtimes
-from edge.drafters.manifest import DRAFTER_WEIGHTS, MANIFEST, TARGET_WEIGHTS, TOKENIZER, Golden, Manifest, digest
+from edge.drafters.manifest import (
+    DRAFTER_WEIGHTS,
+    HEAD_IDS,
+    MANIFEST,
+    TARGET_WEIGHTS,
+    TOKENIZER,
+    Golden,
+    Manifest,
+    digest,
+)
 from protocol.errors import ConfigError
-from tools.export import graph
+from tools.export import graph, packed, shortlist
 from tools.export.quantise import Blocks
 from tools.export.quantised import EMBEDDING, HEAD, Options, Progress, layer_matrices, quantise_model
 from tools.export.sources import Source
@@ -44,26 +54,40 @@ def write_target(source: Source, out: Path, dtype: str = "float32", force: bool 
 
 
 def write_drafter(
-    source: Source, out: Path, options: Options, force: bool = False, progress: Progress | None = None
+    source: Source,
+    out: Path,
+    options: Options,
+    force: bool = False,
+    progress: Progress | None = None,
+    head_ids: np.ndarray | None = None,
 ) -> Manifest:
-    """A directory that the board's ONNX drafter loads.
+    """A directory that the board's drafter loads. head_ids: the head's, int32 [m] ascending, None for all.
 
-    Raises ConfigError where `out` cannot be written, ModelError where the graph cannot express the model.
+    Raises ConfigError where `out` cannot be written, ModelError where the runtime cannot express the model.
     """
     with directory(out, force) as part:
         graph.check(source.config)
         blocks = quantise_model(source.config, source.weights, options, progress)
-        graph.build(source.config, source.weights, blocks, options).save(part)
+        if head_ids is not None:
+            blocks = shortlist.cut(blocks, head_ids)
+            (part / HEAD_IDS).write_bytes(head_ids.astype("<i4").tobytes())
+        most = source.config.max_position_embeddings
+        context = min(options.context or most, most)
+        if options.runtime == "native":
+            rope = graph.rotations(source.config, context)
+            packed.save(source.config, source.weights, blocks, part / DRAFTER_WEIGHTS["native"][0], rope)
+        else:
+            graph.build(source.config, source.weights, blocks, options).save(part)
         manifest = _finish(
             source,
             part,
             kind="drafter",
             dtype="float32",
-            context=min(
-                options.context or source.config.max_position_embeddings, source.config.max_position_embeddings
-            ),
-            compute="w4a8" if options.accuracy_level == 4 else "w4a32",
+            context=context,
+            runtime=options.runtime,
+            compute=_compute(options),
             quantisation=_describe(options, blocks),
+            shortlist=0 if head_ids is None else len(head_ids),
         )
         manifest = msgspec.structs.replace(manifest, golden=_golden(part))
         _save(manifest, part)
@@ -108,16 +132,23 @@ def _golden(part: Path) -> Golden | None:
     return golden.record(drafter, ids) if 0 < len(ids) + golden.GUESSES <= drafter.info.context else None
 
 
+def _compute(options: Options) -> str:
+    if options.runtime == "native":
+        return "w4a16"
+    return "w4a8" if options.accuracy_level == 4 else "w4a32"
+
+
 def _describe(options: Options, blocks: Mapping[str, Blocks]) -> Mapping[str, str]:
     def format(name: str) -> str:
         signed = "symmetric" if blocks[name].zero_points is None else "asymmetric"
         return f"int{blocks[name].bits} {signed} groups of {blocks[name].group}, float16 scales"
 
-    activations = (
-        f"int8 in groups of {options.group} inside MatMulNBits (accuracy level 4), float32 elsewhere"
-        if options.accuracy_level == 4
-        else f"float32 (MatMulNBits accuracy level {options.accuracy_level})"
-    )
+    if options.runtime == "native":
+        activations = f"16-bit fixed point in groups of {options.group} inside products, float32 elsewhere"
+    elif options.accuracy_level == 4:
+        activations = f"int8 in groups of {options.group} inside MatMulNBits (accuracy level 4), float32 elsewhere"
+    else:
+        activations = f"float32 (MatMulNBits accuracy level {options.accuracy_level})"
     return {
         "weights": format(layer_matrices(blocks, 0)[0]),
         "head": format(HEAD),
