@@ -30,7 +30,7 @@ def load(
         raise ConfigError(
             f"the drafter is for the runtime {made_for!r}, not {kind!r}",
             where=str(directory),
-            remedy=f'set `kind = "{made_for}"` in [drafter], or export it with --runtime {kind}',
+            remedy=f'set `kind = "{made_for}"` in [drafter], or export the model for {kind}: docs/export.md',
         )
     match made_for:
         case "native":

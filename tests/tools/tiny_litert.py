@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from tests.tools import tiny_models
-from tools.export import sources
+from tools.export import sources, write
 
 HERE = Path(__file__).parent / "litert"
-FORMS = ("masked", "plain")
-SLOTS = 96
+SLOTS = {"masked": 256, "plain": 96}
 LENGTHS = (4, 16)
 SHAPE = {"hidden_size": 16, "intermediate_size": 32}
 IDS = [1, 30, 99, 7, 205, 44, 18, 250, 3, 3, 61, 140]
@@ -28,6 +27,12 @@ IDS = [1, 30, 99, 7, 205, 44, 18, 250, 3, 3, 61, 140]
 def source(where: Path) -> sources.Source:
     """The model that was converted, for its tokenizer."""
     return sources.read(str(tiny_models.directory(where / "hf", "llama", **SHAPE)))
+
+
+def drafter(where: Path, form: str) -> Path:
+    """A directory that the LiteRT drafter loads."""
+    write.write_litert(source(where), HERE / f"{form}.tflite", where / "out")
+    return where / "out"
 
 
 def main() -> None:
@@ -52,7 +57,7 @@ def _masked(model: Path, work: Path) -> None:
     from tools.export import litert
 
     litert.PREFILL_LENGTHS = LENGTHS
-    _without_names(litert.convert(model, work / "masked", "none", SLOTS), HERE / "masked.tflite")
+    _without_names(litert.convert(model, work / "masked", "none", SLOTS["masked"]), HERE / "masked.tflite")
 
 
 def _plain(model: Path, work: Path) -> None:
@@ -94,14 +99,14 @@ def _plain(model: Path, work: Path) -> None:
         config=config,
         tensor_names=model_builder.TENSOR_NAMES,
         model_class=model_builder.DecoderOnlyModel,
-        mask_cache_size=SLOTS,
+        mask_cache_size=SLOTS["plain"],
     )
     converter.convert_to_tflite(
         built,
         output_path=str(work),
         output_name_prefix="plain",
         prefill_seq_len=list(LENGTHS),
-        kv_cache_max_len=SLOTS,
+        kv_cache_max_len=SLOTS["plain"],
         quantize="none",
         export_config=export_config.ExportConfig(),
     )

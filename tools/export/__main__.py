@@ -1,4 +1,4 @@
-"""`python -m tools.export target|drafter MODEL OUT`."""
+"""`python -m tools.export target|drafter|litert MODEL OUT`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from protocol.errors import OutriderError
 from tools.corpus import text
-from tools.export import shortlist as choosing
 from tools.export import litert, sources, write
+from tools.export import shortlist as choosing
 from tools.export.quantised import Options
 
 console = Console(stderr=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import types
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from protocol.errors import ModelError
 
 PREFILL_LENGTHS = (8, 64)  # the longest is what a drafter's prefill hands over at once
-RECIPES = ("dynamic_wi8_afp32", "dynamic_wi4_afp32", "weight_only_wi8_afp32", "weight_only_wi4_afp32", "none")
+RECIPES = ("dynamic_wi8_afp32", "dynamic_wi4b32_afp32", "dynamic_wi4_afp32", "weight_only_wi8_afp32", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,31 +72,31 @@ def describe(file: Path) -> Computes:
         if code == schema.BuiltinOperator.DEQUANTIZE
     }
 
-    def matrix(operator: Any) -> tuple[str, str, int]:
-        """(weights in words, bits as in w8a32, elements) of a matrix product."""
-        held = graph.Tensors(stored.get(operator.Inputs(1), operator.Inputs(1)))
-        given = names[graph.Tensors(operator.Inputs(0)).Type()]
-        weights = names[held.Type()]
-        whole = operator.Inputs(1) not in stored and weights.startswith("INT") and given == "FLOAT32"
-        bits = f"w{_bits(weights)}a{8 if whole else _bits(given)}"
-        return f"{weights.lower()}{_scales(held)}", bits, int(held.ShapeAsNumpy().prod())
+    def held(operator: Any) -> tuple[Any, str]:
+        """The tensor that an operator's weights are held in, and how, in words."""
+        tensor = graph.Tensors(stored.get(operator.Inputs(1), operator.Inputs(1)))
+        return tensor, f"{names[tensor.Type()].lower()}{_scales(tensor)}"
 
-    products = [matrix(operator) for code, operator in operators if code == schema.BuiltinOperator.FULLY_CONNECTED]
+    def product(operator: Any) -> tuple[str, str, int]:
+        """(bits as in w8a32, weights in words, elements) of a matrix product."""
+        tensor, words = held(operator)
+        weights, given = names[tensor.Type()], names[graph.Tensors(operator.Inputs(0)).Type()]
+        inside = operator.Inputs(1) not in stored and weights.startswith("INT") and given == "FLOAT32"
+        return f"w{_bits(weights)}a{8 if inside else _bits(given)}", words, int(tensor.ShapeAsNumpy().prod())
+
+    products = [product(operator) for code, operator in operators if code == schema.BuiltinOperator.FULLY_CONNECTED]
     if not products:
         raise ModelError("its decode signature has no matrix product", where=str(file), remedy="see docs/litert.md")
     *layers, head = products
-    weights, compute, _ = max(
-        layers or [head], key=lambda one: sum(size for *kind, size in layers if kind == list(one[:2]))
-    )
-    tables = (
-        graph.Tensors(operator.Inputs(1))
-        for code, operator in operators
-        if code == schema.BuiltinOperator.EMBEDDING_LOOKUP
-    )
+    sizes: Counter[tuple[str, str]] = Counter()
+    for bits, words, size in layers or [head]:
+        sizes[bits, words] += size
+    ((compute, weights), _) = sizes.most_common(1)[0]
     activations = "int8 for each row inside the products, float32 elsewhere" if compute.endswith("a8") else "float32"
-    parts = {"weights": weights, "head": f"{head[0]} ({head[1]})", "activations": activations}
-    if table := next(tables, None):
-        parts["embedding"] = f"{names[table.Type()].lower()}{_scales(table)}"
+    parts = {"weights": weights, "head": head[1], "activations": activations}
+    for code, operator in operators:
+        if code == schema.BuiltinOperator.EMBEDDING_LOOKUP:
+            parts["embedding"] = held(operator)[1]
     return Computes(compute, parts)
 
 
@@ -112,11 +113,18 @@ def _bits(type_name: str) -> int:
 
 
 def _scales(tensor: Any) -> str:
+    from ai_edge_litert import schema_py_generated as schema
+
     quantisation = tensor.Quantization()
-    if quantisation is None or not (scales := quantisation.ScaleLength()):
+    if quantisation is None:
         return ""
+    if quantisation.DetailsType() == schema.QuantizationDetails.BlockwiseQuantization:
+        blocks, table = schema.BlockwiseQuantization(), quantisation.Details()
+        blocks.Init(table.Bytes, table.Pos)
+        return f", a scale for each {blocks.BlockSize()}"
+    scales = quantisation.ScaleLength()
     rows = int(tensor.Shape(quantisation.QuantizedDimension()))
-    return ", a scale for each row" if scales == rows > 1 else f", {scales} scales"
+    return ", a scale for each row" if scales == rows > 1 else f", {scales} scales" if scales else ""
 
 
 def _exporter(where: str) -> Callable[..., None]:
