@@ -220,7 +220,8 @@ class _Looks:
             f"{info.name}, digest {info.weights_digest[:12]} as in its manifest, {info.compute} on {info.provider},"
             f" context {info.context}"
         )
-        if info.provider != config.drafter.providers[0]:
+        # Only ONNX Runtime is asked for one.
+        if info.provider.endswith("ExecutionProvider") and info.provider != config.drafter.providers[0]:
             return Warned(
                 f"{said}; {config.drafter.providers[0]} was asked for",
                 "It cannot run this graph: name what runs in `providers` of [drafter]",

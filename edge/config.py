@@ -77,7 +77,7 @@ class DrafterConfig(Section, frozen=True):
     """
 
     model: Path
-    kind: Literal["auto", "onnx", "native"] = "auto"
+    kind: Literal["auto", "onnx", "native", "litert"] = "auto"
     threads: Annotated[int, Meta(ge=0)] = 0
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     context: Positive | None = None

@@ -14,6 +14,7 @@ TOKENIZER = "tokenizer.json"
 DRAFTER_WEIGHTS = {
     "onnx": ("model.onnx", "model.onnx.data"),
     "native": ("drafter.safetensors",),
+    "litert": ("model.tflite",),
 }
 HEAD_IDS = "head.ids"
 TARGET_WEIGHTS = ("model.safetensors",)

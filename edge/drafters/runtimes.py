@@ -30,13 +30,17 @@ def load(
         raise ConfigError(
             f"the drafter is for the runtime {made_for!r}, not {kind!r}",
             where=str(directory),
-            remedy=f'set `kind = "{made_for}"` in [drafter], or export it with --runtime {kind}',
+            remedy=f'set `kind = "{made_for}"` in [drafter], or export the model for {kind}: docs/export.md',
         )
     match made_for:
         case "native":
             from edge.drafters.native import NativeDrafter
 
             return NativeDrafter.load(directory, threads=threads, context=context, verify=verify)
+        case "litert":
+            from edge.drafters.litert import LitertDrafter
+
+            return LitertDrafter.load(directory, threads, context, verify=verify)
         case _:
             from edge.drafters.onnx import OnnxDrafter
 

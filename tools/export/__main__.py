@@ -1,9 +1,10 @@
-"""`python -m tools.export target|drafter MODEL OUT`."""
+"""`python -m tools.export target|drafter|litert MODEL OUT`."""
 
 from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from protocol.errors import OutriderError
 from tools.corpus import text
 from tools.export import corpus as calibration
+from tools.export import litert, sources, write
 from tools.export import shortlist as choosing
-from tools.export import sources, write
 from tools.export.quantised import Options
 
 console = Console(stderr=True)
@@ -128,6 +129,23 @@ def drafter(
             corpus=learned_on,
             workdir=work,
         )
+    _report(out, manifest)
+
+
+@main.command("litert")
+@common
+@click.option("--tflite", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Its converted file.")
+@click.option("--recipe", type=click.Choice(litert.RECIPES), default=litert.RECIPES[0], show_default=True)
+@click.option("--context", type=click.IntRange(min=72), default=1024, show_default=True, help="Tokens.")
+def to_litert(model: str, out: Path, tflite: Path | None, recipe: str, context: int, force: bool) -> None:
+    """A small model as a .tflite file, converted by litert-torch or given with --tflite."""
+    write.check_free(out, force)
+    source = _read(model)
+    with tempfile.TemporaryDirectory(prefix="outrider-litert-") as work:
+        if tflite is None:
+            write.write_target(source, Path(work, "source"))
+            tflite = litert.convert(Path(work, "source"), Path(work, "converted"), recipe, context)
+        manifest = write.write_litert(source, tflite, out, force)
     _report(out, manifest)
 
 

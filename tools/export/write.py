@@ -108,6 +108,32 @@ def write_drafter(
         return manifest
 
 
+def write_litert(source: Source, file: Path, out: Path, force: bool = False) -> Manifest:
+    """A directory that the board's LiteRT drafter loads, from the `.tflite` file of the same model.
+
+    Raises ConfigError where `out` cannot be written, ModelError where the file is not of a form that the drafter takes.
+    """
+    from tools.export import litert
+
+    with directory(out, force) as part:
+        shutil.copyfile(file, part / DRAFTER_WEIGHTS["litert"][0])
+        found = litert.describe(file)
+        manifest = _finish(
+            source,
+            part,
+            kind="drafter",
+            runtime="litert",
+            dtype="float32",
+            context=source.config.max_position_embeddings,
+            compute=found.compute,
+            quantisation=found.parts,
+        )
+        context = runtimes.load(part).info.context  # what the file's cache holds
+        manifest = msgspec.structs.replace(manifest, context=context, golden=_golden(part))
+        _save(manifest, part)
+        return manifest
+
+
 def _golden(part: Path) -> Golden | None:
     """What the drafter guesses here; None where its runtime is not installed, or the text has no token of its own."""
     from tokenizers import Tokenizer
