@@ -17,7 +17,8 @@ from protocol.errors import ConfigError
 class Trace(msgspec.Struct, frozen=True):
     """One text. prompt: the user's message; target: [n] ids that the target wrote; draft_ids, draft_p: [n][k] the
     drafter's best ids at each of these positions, given the target's own text before it, best first, with their
-    probabilities; p_target: [n] the drafter's probability of the id that the target wrote.
+    probabilities; p_target: [n] the drafter's probability of the id that the target wrote; prompt_ids: what both read
+    before it, the prompt in the chat template, empty where that was not recorded.
     """
 
     prompt: str
@@ -25,6 +26,7 @@ class Trace(msgspec.Struct, frozen=True):
     draft_ids: tuple[tuple[int, ...], ...]
     draft_p: tuple[tuple[float, ...], ...]
     p_target: tuple[float, ...]
+    prompt_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         sizes = {len(self.target), len(self.draft_ids), len(self.draft_p), len(self.p_target)}
