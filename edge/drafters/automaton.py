@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+MOST_CONTINUATIONS = 64  # of a string that still says something about what comes next
 MOST_COUNTED = 16  # suffixes of each new end whose occurrences are counted: a text of one token alone has them all
 
 
@@ -85,12 +86,16 @@ class SuffixAutomaton:
         return NOTHING if after is None else Match(after, matched + 1)
 
     def continuations(self, match: Match) -> list[Continuation]:
-        """What came after the string of a match, the most frequent first, of equals the most recent."""
+        """What came after the string of a match, the most frequent first, of equals the most recent; nothing where more
+        than MOST_CONTINUATIONS ids did.
+        """
         state, matched = match
         while state and self._length[self._link[state]] >= matched:
             state = self._link[state]
-        count, end = self._count, self._end
-        found = [Continuation(id, count[after], end[after]) for id, after in self._next[state].items()] if state else []
+        count, end, nexts = self._count, self._end, self._next[state]
+        if not state or len(nexts) > MOST_CONTINUATIONS:
+            return []
+        found = [Continuation(id, count[after], end[after]) for id, after in nexts.items()]
         return sorted(found, key=lambda one: (-one.count, -one.end))
 
     def _add(self, nexts: dict[int, int], link: int, length: int, count: int, end: int) -> int:
