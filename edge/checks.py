@@ -201,7 +201,7 @@ class _Looks:
         free = self.facts.free_mib
         if free is None:
             return "the kernel does not tell"
-        weights = [config.drafter.model / name for name in manifest.DRAFTER_WEIGHTS]
+        weights = [config.drafter.model / name for names in manifest.DRAFTER_WEIGHTS.values() for name in names]
         size = sum(path.stat().st_size for path in weights if path.is_file()) / (1 << 20)
         limit = min(free, config.board.memory_mib or free)
         said = f"{limit} MiB to be had of {self.facts.total_mib}, weights {size:.0f}"

@@ -71,12 +71,13 @@ class BoardConfig(Section, frozen=True):
 
 
 class DrafterConfig(Section, frozen=True):
-    """model: a directory made by `tools.export drafter`; threads: 0 means all cores of [board]; context: tokens that
-    the cache holds, when absent 4096 or what the model takes.
+    """model: a directory made by `tools.export drafter`; kind: the runtime, `auto` for what it was exported for;
+    threads: 0 means all cores of [board]; providers: of ONNX Runtime; context: tokens that the cache holds, when absent
+    4096 or what the model takes.
     """
 
     model: Path
-    kind: Literal["onnx"] = "onnx"
+    kind: Literal["auto", "onnx", "native"] = "auto"
     threads: Annotated[int, Meta(ge=0)] = 0
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     context: Positive | None = None

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from edge.config import EdgeConfig
 from edge.cores import pin
-from edge.drafters import manifest
-from edge.drafters.onnx import OnnxDrafter
+from edge.drafters import manifest, runtimes
+from edge.drafters.cached import CachedDrafter
 from edge.text import Text
 
 
-def load_drafter(config: EdgeConfig) -> OnnxDrafter:
+def load_drafter(config: EdgeConfig) -> CachedDrafter:
     """The drafter, on the board's cores, where this thread and all that it starts stay from now on.
 
     Raises ModelError for a directory that cannot be used, ConfigError for a core that is not there.
     """
     drafter = config.drafter
     cores = pin(config.board)
-    return OnnxDrafter.load(
+    return runtimes.load(
         drafter.model,
+        drafter.kind,
         threads=drafter.threads or cores,
         providers=drafter.providers,
         context=drafter.context,

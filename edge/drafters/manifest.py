@@ -11,7 +11,10 @@ from protocol.errors import ModelError
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
-DRAFTER_WEIGHTS = ("model.onnx", "model.onnx.data")
+DRAFTER_WEIGHTS = {
+    "onnx": ("model.onnx", "model.onnx.data"),
+    "native": ("drafter.safetensors",),
+}
 TARGET_WEIGHTS = ("model.safetensors",)
 
 
@@ -27,6 +30,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """kind: "target" or "drafter"; digests: hex SHA-256, the weights' over the files in the order of `weights_files`.
 
     vocab_size: ids that the tokenizer has; context: tokens; dtype: of the weights that are not quantised.
+    runtime: what a drafter is computed by, a key of DRAFTER_WEIGHTS.
     special_tokens: what the chat template may name. quantisation: part of the model -> how, in words.
     compute: weight and activation bits that the matrix products really run with, e.g. "w4a8".
     golden: what a drafter must guess again on the board; None where it was not recorded.
@@ -43,6 +47,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     stop_ids: tuple[int, ...]
     chat_template: str
+    runtime: str = "onnx"
     special_tokens: dict[str, str] = {}
     compute: str = ""
     quantisation: dict[str, str] = {}
@@ -50,7 +55,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def weights_files(self) -> tuple[str, ...]:
-        return DRAFTER_WEIGHTS if self.kind == "drafter" else TARGET_WEIGHTS
+        return DRAFTER_WEIGHTS[self.runtime] if self.kind == "drafter" else TARGET_WEIGHTS
 
 
 def digest(*paths: Path) -> str:
@@ -85,6 +90,12 @@ def read(directory: Path, kind: str, *, verify: bool = False) -> Manifest:
     if manifest.kind != kind:
         raise ModelError(
             f"holds a {manifest.kind}, not a {kind}", where=str(path), remedy=f"give the directory of the {kind}"
+        )
+    if manifest.runtime not in DRAFTER_WEIGHTS:
+        raise ModelError(
+            f"is for the runtime {manifest.runtime!r}, which is not known here",
+            where=str(path),
+            remedy=f"use a newer release, or export for one of: {', '.join(DRAFTER_WEIGHTS)}",
         )
     _check(directory / TOKENIZER, digest(directory / TOKENIZER), manifest.tokenizer_digest)
     weights = [directory / name for name in manifest.weights_files]

@@ -51,7 +51,7 @@ def test_weights_that_are_not_the_exported_ones_are_noticed(tmp_path: Path, smol
     assert golden.wrong(OnnxDrafter.load(smollm2[0], threads=1), made) == []
     broken = tmp_path / "broken"
     shutil.copytree(smollm2[0], broken)
-    weights = broken / DRAFTER_WEIGHTS[-1]
+    weights = broken / DRAFTER_WEIGHTS["onnx"][-1]
     data = np.fromfile(weights, np.uint8)
     data[len(data) // 3 : len(data) // 2] = 0x11
     data.tofile(weights)

@@ -13,7 +13,8 @@ import pytest
 pytest.importorskip("torch", reason="a tiny model is made with torch")
 
 from edge.drafters.base import Candidate
-from edge.drafters.onnx import PREFILL_ROWS, OnnxDrafter, Row
+from edge.drafters.cached import PREFILL_ROWS, Row
+from edge.drafters.onnx import OnnxDrafter
 from protocol.errors import ModelError
 from protocol.noise import gumbel
 from protocol.sampling import Sampling

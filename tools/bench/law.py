@@ -32,8 +32,8 @@ from cloud.engines.model import Forward, load_model
 from cloud.engines.numerics import Numerics, numerics_id
 from cloud.engines.ragged import Span
 from cloud.sampling import choose_rows
-from edge.drafters import manifest
-from edge.drafters.onnx import OnnxDrafter
+from edge.drafters import manifest, runtimes
+from edge.drafters.cached import CachedDrafter
 from edge.text import Text
 from protocol.errors import ModelError
 from protocol.sampling import Sampling, choose
@@ -137,7 +137,7 @@ def measure(
     torch.set_num_threads(threads)
     numerics = Numerics(mode="fast")
     writer = Writer(load_model(target_dir, theirs.dtype, numerics), Text.load(target_dir, theirs), theirs.vocab_size)
-    drafter = OnnxDrafter.load(drafter_dir, threads=threads)
+    drafter = runtimes.load(drafter_dir, threads=threads)
     measured = []
     for sampling in settings:
         name = f"T {sampling.temperature:g}, top-k {sampling.top_k}, top-p {sampling.top_p:g}"
@@ -221,7 +221,7 @@ class Writer:
             text.ids.append(id)
 
 
-def compare(drafter: OnnxDrafter, text: Sample) -> Iterator[Position]:
+def compare(drafter: CachedDrafter, text: Sample) -> Iterator[Position]:
     """The figures of each position that the target wrote."""
     positions = range(text.prompt, len(text.ids))
     for position, theirs, ours in zip(positions, text.logits, read(drafter, text), strict=True):
@@ -237,7 +237,7 @@ def compare(drafter: OnnxDrafter, text: Sample) -> Iterator[Position]:
         )
 
 
-def read(drafter: OnnxDrafter, text: Sample) -> Iterator[Logits]:
+def read(drafter: CachedDrafter, text: Sample) -> Iterator[Logits]:
     """The drafter's logits [vocab] of each position that the target wrote, each valid until the next is asked for."""
     row = drafter.prefill(text.ids[: text.prompt])
     yield drafter.logits(row)

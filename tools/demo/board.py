@@ -7,9 +7,8 @@ from pathlib import Path
 
 import click
 
-from edge.drafters import manifest
+from edge.drafters import manifest, runtimes
 from edge.drafters.base import Drafter
-from edge.drafters.onnx import OnnxDrafter
 from edge.text import Text
 from protocol.sampling import Sampling
 from tools.demo.prompts import PROMPTS
@@ -21,7 +20,7 @@ class Prompts:
 
     def __init__(self, model: Path, sampling: Sampling, *, threads: int) -> None:
         self.model, self.sampling = model, sampling
-        self.drafter: Drafter = OnnxDrafter.load(model, threads=threads)
+        self.drafter: Drafter = runtimes.load(model, threads=threads)
         self._text = Text.load(model, manifest.read(model, "drafter"))
         self.stop_ids: Sequence[int] = sorted(self._text.stop_ids)
 

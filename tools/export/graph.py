@@ -29,6 +29,7 @@ from edge.drafters.manifest import DRAFTER_WEIGHTS
 from protocol.errors import ModelError
 from tools.export.quantise import Blocks, quantise
 
+ONNX_WEIGHTS = DRAFTER_WEIGHTS["onnx"]
 MICROSOFT = "com.microsoft"
 
 # Two quantisations of one matrix differ by less than this of its norm; other matrices by about 1.4.
@@ -98,9 +99,9 @@ class Graph:
         model = helper.make_model(graph, opset_imports=opsets, producer_name="outrider", ir_version=9)
         onnx.save_model(
             model,
-            str(directory / DRAFTER_WEIGHTS[0]),
+            str(directory / ONNX_WEIGHTS[0]),
             save_as_external_data=True,
-            location=DRAFTER_WEIGHTS[1],
+            location=ONNX_WEIGHTS[1],
             size_threshold=1024,
         )
 

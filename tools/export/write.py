@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import torch
 
-from edge.drafters import golden
+from edge.drafters import golden, runtimes
 from edge.drafters.manifest import MANIFEST, TARGET_WEIGHTS, TOKENIZER, Golden, Manifest, digest
 from protocol.errors import ConfigError
 from tools.export import graph
@@ -70,15 +70,14 @@ def write_drafter(
 
 
 def _golden(part: Path) -> Golden | None:
-    """What the drafter guesses here; None where ONNX Runtime is not installed, or the text has no token of its own."""
-    try:
-        from edge.drafters.onnx import OnnxDrafter
-    except ImportError:
-        return None
+    """What the drafter guesses here; None where its runtime is not installed, or the text has no token of its own."""
     from tokenizers import Tokenizer
 
     ids = Tokenizer.from_file(str(part / TOKENIZER)).encode(GOLDEN_TEXT, add_special_tokens=False).ids
-    drafter = OnnxDrafter.load(part, context=len(ids) + golden.GUESSES)
+    try:
+        drafter = runtimes.load(part, context=len(ids) + golden.GUESSES)
+    except ImportError:
+        return None
     return golden.record(drafter, ids) if 0 < len(ids) + golden.GUESSES <= drafter.info.context else None
 
 

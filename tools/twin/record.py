@@ -22,9 +22,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cloud.engines.numerics import Numerics
 from cloud.engines.torch_engine import load as load_target
+from edge.drafters import runtimes
+from edge.drafters.cached import CachedDrafter
 from edge.drafters.manifest import Manifest
 from edge.drafters.manifest import read as read_manifest
-from edge.drafters.onnx import OnnxDrafter
 from edge.text import Text
 from protocol.errors import ConfigError, ModelError
 from protocol.sampling import Sampling, rank
@@ -37,7 +38,7 @@ DECIMALS = 6  # of probabilities: what follows is the numerics' own noise
 
 
 def trace_text(
-    drafter: OnnxDrafter,
+    drafter: CachedDrafter,
     prompt: str,
     ids: Sequence[int],
     target: Sequence[int],
@@ -127,7 +128,7 @@ def record(
     console = Console(stderr=True)
     with console.status("loading"):
         engine = load_target(target, Numerics(mode=numerics), threads=threads)  # type: ignore[arg-type]
-        model = OnnxDrafter.load(drafter, threads=threads, context=longest)
+        model = runtimes.load(drafter, threads=threads, context=longest)
     traces = []
     columns = TextColumn("recording"), BarColumn(), MofNCompleteColumn(), TextColumn("texts"), TimeElapsedColumn()
     with Progress(*columns, console=console) as bar:

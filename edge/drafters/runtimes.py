@@ -1,0 +1,43 @@
+"""Which runtime computes a drafter. Each is imported when it is wanted, so that a board has only its own in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from edge.drafters import manifest
+from edge.drafters.cached import CachedDrafter
+from protocol.errors import ConfigError
+
+
+def load(
+    directory: str | Path,
+    kind: str = "auto",
+    *,
+    threads: int = 1,
+    providers: Sequence[str] = ("CPUExecutionProvider",),
+    context: int | None = None,
+    verify: bool = False,
+) -> CachedDrafter:
+    """The drafter in a directory that `python -m tools.export drafter` wrote.
+
+    kind: the runtime, `auto` for the one that it was exported for; providers: of ONNX Runtime; context: tokens that
+    the cache holds, at most the model's own; by default 4096 or what the model takes; verify: check the weights against
+    the manifest's digest. Raises ModelError for a directory that cannot be used, ConfigError for another runtime's.
+    """
+    made_for = manifest.read(Path(directory), "drafter").runtime
+    if kind not in ("auto", made_for):
+        raise ConfigError(
+            f"the drafter is for the runtime {made_for!r}, not {kind!r}",
+            where=str(directory),
+            remedy=f'set `kind = "{made_for}"` in [drafter], or export it with --runtime {kind}',
+        )
+    match made_for:
+        case "native":
+            from edge.drafters.native import NativeDrafter
+
+            return NativeDrafter.load(directory, threads=threads, context=context, verify=verify)
+        case _:
+            from edge.drafters.onnx import OnnxDrafter
+
+            return OnnxDrafter.load(directory, threads, providers, context, verify=verify)
