@@ -20,7 +20,7 @@ from edge.drafters.recall import Recall, RecallOdds
 from protocol.sampling import Sampling
 
 FREE = 0.9  # how likely the guess behind a row must be right for the model not to be asked
-SAY = 0.1  # below this what was written before is no guess
+SAY = 0.5  # below this what was written before is no guess
 FEW = 8  # rows behind the text that are read together with guesses; more are read as a text is, which needs no logits
 AGAINST_EDGES = (0.2, 0.4, 0.6, 0.8)
 AGAINST_PRIOR = (0.03, 0.06, 0.1, 0.2, 0.35)  # that what was written before is right where the model guesses otherwise
@@ -160,7 +160,10 @@ class MixedDrafter:
             rows = rows[len(self._unread) :]
             self._unread = []
         index = {row: i for i, row in enumerate(rows)}
-        asked = [(row.id, index[row.parent] if row.parent in index else row.parent.inner) for row in rows if row.parent]
+        asked = []
+        for row in rows:
+            assert row.parent is not None
+            asked.append((row.id, index.get(row.parent, row.parent.inner)))
         for row, inner in zip(rows, self.model.extend(asked), strict=True):
             row.inner = inner
         self.model.keep([row.inner for row in self._unread])

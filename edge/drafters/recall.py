@@ -69,9 +69,7 @@ class RecallOdds:
         first = self.best(length, found)
         rest = (1 - first) * self._others[bisect(LENGTH_EDGES, length)].mean
         total = sum(one.count for one in found[1:])
-        return [
-            Candidate(one.id, first if i == 0 else rest * one.count / total) for i, one in enumerate(found[:n])
-        ]
+        return [Candidate(one.id, first if i == 0 else rest * one.count / total) for i, one in enumerate(found[:n])]
 
     def saw(self, length: int, found: Sequence[Continuation], id: int) -> None:
         """`id` came next."""

@@ -37,11 +37,11 @@ class SuffixDrafter:
 
     @classmethod
     def load(cls, directory: str | Path, context: int | None = None) -> SuffixDrafter:
-        """For the tokenizer of an exported directory; its weights, if there are any, are not looked at.
+        """For the tokenizer of an exported drafter's directory, whatever its runtime; no weights are loaded.
 
         context: tokens of a text, at most the model's own. Raises ModelError for a directory that cannot be used.
         """
-        facts = manifest.read_tokenizer(Path(directory))
+        facts = manifest.read(Path(directory), "drafter")
         return cls(
             DrafterInfo(
                 name=f"suffixes, for {facts.name}",

@@ -1,4 +1,4 @@
-"""`python -m tools.export target|drafter MODEL OUT`."""
+"""`python -m tools.export target|drafter|tokenizer MODEL OUT`."""
 
 from __future__ import annotations
 
@@ -78,6 +78,16 @@ def drafter(model: str, out: Path, force: bool, **options: Any) -> None:
             lambda done, total: bar.update(task, completed=done, total=total),
         )
     _report(out, manifest)
+
+
+@main.command()
+@click.option("--force", is_flag=True, help="Replace an earlier export in OUT.")
+@click.argument("exported", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+def tokenizer(exported: Path, out: Path, force: bool) -> None:
+    """The tokenizer alone of an EXPORTED target or drafter, for a board too small for a model."""
+    write.check_free(out, force)
+    _report(out, write.write_tokenizer(exported, out, force))
 
 
 def _read(model: str) -> sources.Source:

@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from edge.drafters import golden, runtimes
-from edge.drafters.manifest import MANIFEST, TARGET_WEIGHTS, TOKENIZER, Golden, Manifest, digest
+from edge.drafters.manifest import MANIFEST, TARGET_WEIGHTS, TOKENIZER, Golden, Manifest, digest, read
 from protocol.errors import ConfigError
 from tools.export import graph
 from tools.export.sources import Source
@@ -65,6 +65,29 @@ def write_drafter(
             quantisation=_describe(options, tied),
         )
         manifest = msgspec.structs.replace(manifest, golden=_golden(part))
+        _save(manifest, part)
+        return manifest
+
+
+def write_tokenizer(exported: Path, out: Path, force: bool = False) -> Manifest:
+    """A directory for a board without a model: what it needs of another exported one, a target's or a drafter's.
+
+    Raises ConfigError where `out` cannot be written, ModelError where `exported` cannot be used.
+    """
+    facts = read(exported, "")
+    with directory(out, force) as part:
+        for name in (TOKENIZER, facts.chat_template):
+            (part / name).write_bytes((exported / name).read_bytes())
+        manifest = msgspec.structs.replace(
+            facts,
+            kind="drafter",
+            runtime="suffix",
+            weights_digest=digest(),
+            dtype="none",
+            compute="none",
+            quantisation={},
+            golden=None,
+        )
         _save(manifest, part)
         return manifest
 

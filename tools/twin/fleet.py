@@ -32,8 +32,8 @@ from tools.twin.world import Board, Cloud, Story, World
 class Scene:
     """What is simulated. Times in s; texts: how many each device asks for, one after another; spread_s: the devices
     start within this time; seed: of starts and of candidates off the target's text; share: of its time that a board may
-    draft, less than 1 where it is hot; memory: what is guessed of that which was written before, `none`, `mixed` with the
-    trace's drafter, or `alone` in its place.
+    draft, less than 1 where it is hot; suffix: whether what was written before is guessed, beside the trace's drafter
+    (`mixed`) or in its place (`alone`).
     """
 
     scripts: Sequence[Script]
@@ -48,7 +48,7 @@ class Scene:
     spread_s: float = 0.0
     seed: int = 0
     share: float = 1.0
-    memory: Literal["none", "mixed", "alone"] = "none"
+    suffix: Literal["off", "mixed", "alone"] = "off"
     scheduler: Scheduler | None = None
     bounds: Bounds | None = None
 
@@ -89,7 +89,7 @@ def simulate(scene: Scene) -> Result:
 
     def drafter_of(device: int, script: Script) -> Drafter:
         replayed = ReplayDrafter(script, scene.seed)
-        match scene.memory:
+        match scene.suffix:
             case "mixed":
                 return MixedDrafter(replayed, odds[device])
             case "alone":
