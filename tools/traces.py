@@ -45,6 +45,9 @@ class Trace(msgspec.Struct, frozen=True):
 FOLDER = Path(__file__).parent / "twin" / "traces"
 RECORDED = FOLDER / "qwen-coder-0.5b-to-1.5b.json"
 """Four chat prompts, 128 greedy tokens each of Qwen2.5-Coder-1.5B-Instruct, with the eight best of the 0.5B one."""
+RECORDED_CODE = FOLDER / "qwen-coder-0.5b-to-1.5b-code.json"
+"""Six prompts that hold code or JSON to change, up to 128 greedy tokens each of the same target, with the eight best of
+the 4-bit drafter."""
 RECORDED_SMOLLM2 = FOLDER / "smollm2-135m-q4-to-135m.json"
 """Chat prompts, up to 80 greedy float32 tokens each of SmolLM2-135M-Instruct, with the best two of its 4-bit self."""
 

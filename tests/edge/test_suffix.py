@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import random
 import time
+from pathlib import Path
 
+import msgspec
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
 
+from edge.config import DeviceConfig, DrafterConfig, EdgeConfig
+from edge.drafters import manifest
 from edge.drafters.automaton import MOST_CONTINUATIONS, MOST_COUNTED, NOTHING, SuffixAutomaton
 from edge.drafters.base import Candidate, DrafterInfo, Foresees
 from edge.drafters.recall import Recall, RecallOdds
 from edge.drafters.suffix import SuffixDrafter
+from edge.loading import load_drafter, load_text
 from protocol.errors import ModelError
 from protocol.sampling import Sampling
 
@@ -204,3 +211,52 @@ def test_alone_it_says_what_does_not_fit():
         drafter.prefill(range(65))
     with pytest.raises(ModelError, match="empty text"):
         drafter.prefill([])
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    """An exported target as a board's maker has it; its weights are none that anybody could load."""
+    out = tmp_path / "target"
+    out.mkdir()
+    words = {word: i for i, word in enumerate(["<end>", "the", "cat", "sat"])}
+    made = Tokenizer(models.WordLevel(words, unk_token="<end>"))
+    made.save(str(out / manifest.TOKENIZER))
+    (out / "chat_template.jinja").write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
+    (out / "model.safetensors").write_bytes(b"weights")
+    facts = manifest.Manifest(
+        kind="target",
+        name="tiny",
+        architecture="llama",
+        source={},
+        weights_digest=manifest.digest(out / "model.safetensors"),
+        tokenizer_digest=manifest.digest(out / manifest.TOKENIZER),
+        vocab_size=len(words),
+        context=256,
+        dtype="float32",
+        stop_ids=(0,),
+        chat_template="chat_template.jinja",
+    )
+    (out / manifest.MANIFEST).write_bytes(msgspec.json.encode(facts))
+    return out
+
+
+def board(tmp_path: Path, **drafter) -> EdgeConfig:
+    return EdgeConfig(device=DeviceConfig("a.b", tmp_path / "state"), drafter=DrafterConfig(**drafter))
+
+
+def test_a_board_without_a_model_needs_the_tokenizers_export_alone(exported: Path, tmp_path: Path):
+    pytest.importorskip("torch", reason="the exporter needs it")
+    from tools.export.__main__ import main
+
+    ran = CliRunner().invoke(main, ["tokenizer", str(exported), str(tmp_path / "out")])
+    assert ran.exit_code == 0, ran.output
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {
+        "manifest.json",
+        "tokenizer.json",
+        "chat_template.jinja",
+    }
+    config = board(tmp_path, model=tmp_path / "out", context=100, verify_weights=True)
+    drafter = load_drafter(config)
+    assert isinstance(drafter, SuffixDrafter) and (drafter.info.context, drafter.info.vocab_size) == (100, 4)
+    assert drafter.info.tokenizer_digest == manifest.read(exported, "target").tokenizer_digest
+    assert load_text(config).stop_ids == {0}
