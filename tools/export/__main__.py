@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from protocol.errors import OutriderError
-from tools.export import graph, sources, write
+from tools.export import sources, write
+from tools.export.quantised import Options
 
 console = Console(stderr=True)
 
@@ -53,9 +54,13 @@ def target(model: str, out: Path, dtype: str, force: bool) -> None:
 
 @main.command()
 @common
-@click.option("--group", type=click.Choice([16, 32, 64, 128]), default=32, show_default=True, help="Weights a scale.")
 @click.option(
-    "--head-bits", type=click.Choice([4, 8]), default=8, show_default=True, help="Bits of head and embedding."
+    "--runtime", type=click.Choice(["native", "onnx"]), default="onnx", show_default=True, help="What computes it."
+)
+@click.option("--group", type=click.Choice([16, 32, 64, 128]), default=32, show_default=True, help="Weights a scale.")
+@click.option("--head-bits", type=click.Choice([4, 8]), default=8, show_default=True, help="Bits of the head.")
+@click.option(
+    "--embedding-bits", type=click.Choice([4, 8]), help="Bits of an embedding of its own; else it is the head, if tied."
 )
 @click.option("--symmetric", is_flag=True, help="No zero points: a little smaller, drafts agree less.")
 @click.option(
@@ -64,7 +69,7 @@ def target(model: str, out: Path, dtype: str, force: bool) -> None:
 )  # fmt: skip
 @click.option("--context", type=click.IntRange(min=16), help="Tokens; by default what the model takes.")
 def drafter(model: str, out: Path, force: bool, **options: Any) -> None:
-    """A small model with 4-bit weights, as an ONNX graph for the board."""
+    """A small model with 4-bit weights, for the board."""
     write.check_free(out, force)
     source = _read(model)
     columns = TextColumn("quantising"), BarColumn(), MofNCompleteColumn(), TextColumn("layers"), TimeElapsedColumn()
@@ -73,7 +78,7 @@ def drafter(model: str, out: Path, force: bool, **options: Any) -> None:
         manifest = write.write_drafter(
             source,
             out,
-            graph.Options(**options),
+            Options(**options),
             force,
             lambda done, total: bar.update(task, completed=done, total=total),
         )
