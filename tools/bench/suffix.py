@@ -91,7 +91,9 @@ def guesses(recorded: Sequence[Trace]) -> dict[str, dict[str, float]]:
     return found
 
 
-def play(scripts: Sequence[Script], board: str, rtt_ms: float, patience_s: float, how: str, policy: str) -> list[Result]:
+def play(
+    scripts: Sequence[Script], board: str, rtt_ms: float, patience_s: float, how: str, policy: str
+) -> list[Result]:
     """All texts one after another on one device, TURNS times."""
     return [
         simulate(
