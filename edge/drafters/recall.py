@@ -18,14 +18,14 @@ ONCE, ALWAYS, MOSTLY, SOMETIMES = range(4)  # how often, of the times that the m
 
 # By length and evidence, as chat models of 135M and 1.5B parameters repeat prompts and themselves.
 PRIOR = (
-    (0.19, 0.17, 0.20, 0.07),
-    (0.45, 0.50, 0.40, 0.15),
-    (0.45, 0.60, 0.50, 0.30),
-    (0.65, 0.75, 0.60, 0.40),
-    (0.77, 0.85, 0.65, 0.50),
-    (0.85, 0.90, 0.75, 0.60),
-    (0.93, 0.95, 0.80, 0.65),
-    (0.96, 0.97, 0.90, 0.70),
+    (0.20, 0.20, 0.20, 0.10),
+    (0.45, 0.60, 0.30, 0.10),
+    (0.45, 0.70, 0.50, 0.20),
+    (0.65, 0.75, 0.60, 0.30),
+    (0.83, 0.88, 0.65, 0.40),
+    (0.87, 0.92, 0.75, 0.50),
+    (0.94, 0.95, 0.80, 0.60),
+    (0.97, 0.98, 0.90, 0.70),
 )
 OTHERS_PRIOR = 0.3  # that one of the other continuations comes where the best one does not
 PRIOR_WEIGHT = 8.0  # observations that the prior counts as
