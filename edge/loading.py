@@ -24,10 +24,13 @@ def load_drafter(config: EdgeConfig) -> Drafter:
 def load_model(config: EdgeConfig) -> CachedDrafter | SuffixDrafter:
     """The drafter alone, on the board's cores, where this thread and all that it starts stay from now on.
 
+    With `kind = "suffix"`, or a directory that holds a tokenizer and no model, it guesses what was written before.
     Raises ModelError for a directory that cannot be used, ConfigError for a core that is not there.
     """
     drafter = config.drafter
     cores = pin(config.board)
+    if drafter.kind == "suffix" or manifest.read(drafter.model, "drafter").runtime == "suffix":
+        return SuffixDrafter.load(drafter.model, drafter.context)
     return runtimes.load(
         drafter.model,
         drafter.kind,

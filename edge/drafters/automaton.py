@@ -21,10 +21,10 @@ class Match(NamedTuple):
 
 
 class Continuation(NamedTuple):
-    """What came after a string. count: how often; end: where it last did, so a greater one is more recent."""
+    """What came after a string. times: how often; end: where it last did, so a greater one is more recent."""
 
     id: int
-    count: int
+    times: int
     end: int
 
 
@@ -96,7 +96,7 @@ class SuffixAutomaton:
         if not state or len(nexts) > MOST_CONTINUATIONS:
             return []
         found = [Continuation(id, count[after], end[after]) for id, after in nexts.items()]
-        return sorted(found, key=lambda one: (-one.count, -one.end))
+        return sorted(found, key=lambda one: (-one.times, -one.end))
 
     def _add(self, nexts: dict[int, int], link: int, length: int, count: int, end: int) -> int:
         self._next.append(nexts)

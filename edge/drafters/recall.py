@@ -68,8 +68,8 @@ class RecallOdds:
             return []
         first = self.best(length, found)
         rest = (1 - first) * self._others[bisect(LENGTH_EDGES, length)].mean
-        total = sum(one.count for one in found[1:])
-        return [Candidate(one.id, first if i == 0 else rest * one.count / total) for i, one in enumerate(found[:n])]
+        total = sum(one.times for one in found[1:])
+        return [Candidate(one.id, first if i == 0 else rest * one.times / total) for i, one in enumerate(found[:n])]
 
     def saw(self, length: int, found: Sequence[Continuation], id: int) -> None:
         """`id` came next."""
@@ -81,10 +81,10 @@ class RecallOdds:
 
 
 def _evidence(found: Sequence[Continuation]) -> int:
-    total = sum(one.count for one in found)
+    total = sum(one.times for one in found)
     if len(found) == 1:
         return ONCE if total == 1 else ALWAYS
-    return MOSTLY if 2 * found[0].count > total else SOMETIMES
+    return MOSTLY if 2 * found[0].times > total else SOMETIMES
 
 
 class Recall:

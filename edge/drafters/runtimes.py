@@ -7,8 +7,7 @@ from pathlib import Path
 
 from edge.drafters import manifest
 from edge.drafters.cached import CachedDrafter
-from edge.drafters.suffix import SuffixDrafter
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, ModelError
 
 
 def load(
@@ -19,17 +18,14 @@ def load(
     providers: Sequence[str] = ("CPUExecutionProvider",),
     context: int | None = None,
     verify: bool = False,
-) -> CachedDrafter | SuffixDrafter:
-    """The drafter in a directory that `python -m tools.export drafter` wrote, or `tools.export tokenizer`.
+) -> CachedDrafter:
+    """The drafter in a directory that `python -m tools.export drafter` wrote.
 
-    kind: the runtime, `auto` for the one that it was exported for, `suffix` for none, with any directory; providers: of
-    ONNX Runtime; context: tokens that the cache holds, at most the model's own; by default 4096 or what the model
-    takes; verify: check the weights against the manifest's digest. Raises ModelError for a directory that cannot be
-    used, ConfigError for another runtime's.
+    kind: the runtime, `auto` for the one that it was exported for; providers: of ONNX Runtime; context: tokens that
+    the cache holds, at most the model's own; by default 4096 or what the model takes; verify: check the weights against
+    the manifest's digest. Raises ModelError for a directory that cannot be used, ConfigError for another runtime's.
     """
     made_for = manifest.read(Path(directory), "drafter").runtime
-    if "suffix" in (kind, made_for):
-        return SuffixDrafter.load(directory, context)
     if kind not in ("auto", made_for):
         raise ConfigError(
             f"the drafter is for the runtime {made_for!r}, not {kind!r}",
@@ -37,6 +33,12 @@ def load(
             remedy=f'set `kind = "{made_for}"` in [drafter], or export it with --runtime {kind}',
         )
     match made_for:
+        case "suffix":
+            raise ModelError(
+                "holds a tokenizer and no model",
+                where=str(directory),
+                remedy="export one: python -m tools.export drafter",
+            )
         case "native":
             from edge.drafters.native import NativeDrafter
 

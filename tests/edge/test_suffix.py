@@ -66,12 +66,12 @@ def test_a_match_is_followed_through_guesses_as_a_search_of_the_text_would(text,
             after = [text[end] for end in ends(text, string) if end < len(text)]
             found = made.continuations(match)
             assert {one.id for one in found} == set(after)
-            assert all(1 <= one.count <= after.count(one.id) for one in found)
+            assert all(1 <= one.times <= after.count(one.id) for one in found)
             assert all(
-                one.end == ends(text, [*string, one.id])[-1] - 1 for one in found if one.count == after.count(one.id)
+                one.end == ends(text, [*string, one.id])[-1] - 1 for one in found if one.times == after.count(one.id)
             )
             if len(text) <= MOST_COUNTED:
-                assert [one.count for one in found] == sorted((after.count(id) for id in set(after)), reverse=True)
+                assert [one.times for one in found] == sorted((after.count(id) for id in set(after)), reverse=True)
 
 
 @given(TEXTS, st.lists(st.integers(0, 3), min_size=1, max_size=20), st.lists(st.integers(0, 3), max_size=6))

@@ -55,7 +55,8 @@ def recalls(odds: RecallOdds) -> Guess:
 
     def guess(text: Sequence[int]) -> list[int]:
         recall.become(text)
-        match, guesses = recall.end(), []
+        match = recall.end()
+        guesses: list[int] = []
         while len(guesses) < GUESSES and (best := recall.candidates(match, 1)):
             guesses.append(best[0].id)
             match = recall.step(match, best[0].id)
