@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from edge.drafters import manifest
+from edge.drafters import manifest, shortlist
 from edge.drafters.cached import DEFAULT_CONTEXT, CachedDrafter, Seen
 from protocol.errors import ModelError
 
@@ -50,7 +50,7 @@ class OnnxDrafter(CachedDrafter):
         session = _session(directory / "model.onnx", threads, providers, spin)
         capacity = min(context or DEFAULT_CONTEXT, facts.context)
         try:
-            return cls(OnnxForward(session, capacity), facts)
+            return cls(OnnxForward(session, capacity), facts, shortlist.read(directory, facts))
         except (KeyError, TypeError) as error:
             raise ModelError(
                 f"not a graph of this drafter: {error}",

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import torch
 import transformers
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from protocol.errors import OutriderError
+from tools.corpus import text
+from tools.export import shortlist as choosing
 from tools.export import sources, write
 from tools.export.quantised import Options
 
@@ -67,11 +70,18 @@ def target(model: str, out: Path, dtype: str, force: bool) -> None:
     "--accuracy-level", type=click.Choice([1, 4]), default=4, show_default=True,
     help="Of MatMulNBits: 4 computes with int8 activations, 1 with float32.",
 )  # fmt: skip
+@click.option("--shortlist", type=click.IntRange(1), help="Ids that the head is computed for; wants --corpus.")
+@click.option(
+    "--corpus", type=click.Path(path_type=Path), help="What the target writes, by `tools.corpus write`: chooses them."
+)
 @click.option("--context", type=click.IntRange(min=16), help="Tokens; by default what the model takes.")
-def drafter(model: str, out: Path, force: bool, **options: Any) -> None:
+def drafter(model: str, out: Path, force: bool, shortlist: int | None, corpus: Path | None, **options: Any) -> None:
     """A small model with 4-bit weights, for the board."""
+    if (shortlist is None) != (corpus is None):
+        raise click.UsageError("--shortlist and --corpus belong together")
     write.check_free(out, force)
     source = _read(model)
+    head_ids = _choose(source, shortlist, corpus) if shortlist and corpus else None
     columns = TextColumn("quantising"), BarColumn(), MofNCompleteColumn(), TextColumn("layers"), TimeElapsedColumn()
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("", total=None)
@@ -81,6 +91,7 @@ def drafter(model: str, out: Path, force: bool, **options: Any) -> None:
             Options(**options),
             force,
             lambda done, total: bar.update(task, completed=done, total=total),
+            head_ids=head_ids,
         )
     _report(out, manifest)
 
@@ -98,6 +109,12 @@ def tokenizer(exported: Path, out: Path, force: bool) -> None:
 def _read(model: str) -> sources.Source:
     with console.status(f"reading {model}"):
         return sources.read(model)
+
+
+def _choose(source: sources.Source, size: int, corpus: Path) -> np.ndarray:
+    """On the texts that nothing is measured on."""
+    counts = text.counts(text.read(corpus, "calibration"), source.vocab_size)
+    return choosing.choose(counts, source.vocab_size, size, choosing.always(source))
 
 
 def _report(out: Path, manifest: write.Manifest) -> None:

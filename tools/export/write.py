@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
 from edge.drafters import golden, runtimes
 from edge.drafters.manifest import (
     DRAFTER_WEIGHTS,
+    HEAD_IDS,
     MANIFEST,
     TARGET_WEIGHTS,
     TOKENIZER,
@@ -24,7 +26,7 @@ from edge.drafters.manifest import (
     read,
 )
 from protocol.errors import ConfigError
-from tools.export import graph, packed
+from tools.export import graph, packed, shortlist
 from tools.export.quantise import Blocks
 from tools.export.quantised import EMBEDDING, HEAD, Options, Progress, layer_matrices, quantise_model
 from tools.export.sources import Source
@@ -53,15 +55,23 @@ def write_target(source: Source, out: Path, dtype: str = "float32", force: bool 
 
 
 def write_drafter(
-    source: Source, out: Path, options: Options, force: bool = False, progress: Progress | None = None
+    source: Source,
+    out: Path,
+    options: Options,
+    force: bool = False,
+    progress: Progress | None = None,
+    head_ids: np.ndarray | None = None,
 ) -> Manifest:
-    """A directory that the board's drafter loads.
+    """A directory that the board's drafter loads. head_ids: the head's, int32 [m] ascending, None for all.
 
     Raises ConfigError where `out` cannot be written, ModelError where the runtime cannot express the model.
     """
     with directory(out, force) as part:
         graph.check(source.config)
         blocks = quantise_model(source.config, source.weights, options, progress)
+        if head_ids is not None:
+            blocks = shortlist.cut(blocks, head_ids)
+            (part / HEAD_IDS).write_bytes(head_ids.astype("<i4").tobytes())
         most = source.config.max_position_embeddings
         context = min(options.context or most, most)
         if options.runtime == "native":
@@ -78,6 +88,7 @@ def write_drafter(
             runtime=options.runtime,
             compute=_compute(options),
             quantisation=_describe(options, blocks),
+            shortlist=0 if head_ids is None else len(head_ids),
         )
         manifest = msgspec.structs.replace(manifest, golden=_golden(part))
         _save(manifest, part)
@@ -101,6 +112,7 @@ def write_tokenizer(exported: Path, out: Path, force: bool = False) -> Manifest:
             dtype="none",
             compute="none",
             quantisation={},
+            shortlist=0,
             golden=None,
         )
         _save(manifest, part)
