@@ -73,7 +73,7 @@ class SessionRun:
     ) -> None:
         """share: of its time that the drafter may work now, in (0, 1]: after a pass of t it rests t (1/share - 1)."""
         self.window, self.drafter, self.policy = window, drafter, policy
-        self._pass_rows = drafter.pass_rows if isinstance(drafter, Foresees) else len
+        self._foresees = drafter if isinstance(drafter, Foresees) else None
         self._publish, self._listener, self._journal, self._clock = publish, listener, journal, clock
         self._share, self._rest_until = share, -inf
         self._lock = threading.RLock()
@@ -215,6 +215,8 @@ class SessionRun:
             window = self.window
             if window.moves:
                 self._follow()
+            if self._foresees is not None:
+                self._foresees.price(*window.cadence.prices())
             work: Pass | None = None
             rests = now < self._rest_until
             while self.drafter is not None and not window.done and not rests:
@@ -281,6 +283,9 @@ class SessionRun:
     def _reading(self) -> Pass:
         rows = [(id, i - 1 if i else self._text_row) for i, id in enumerate(self._unread)]
         return Pass([self.window.tree.root], rows, self._pass_rows(rows), reads=True)
+
+    def _pass_rows(self, rows: list[tuple[int, Any]]) -> int:
+        return len(rows) if self._foresees is None else self._foresees.pass_rows(rows)
 
     def _guessing(self, nodes: list[Node]) -> Pass:
         if len(nodes) == 1:

@@ -19,7 +19,12 @@ from edge.drafters.base import Candidate, Drafter
 from edge.drafters.recall import Recall, RecallOdds
 from protocol.sampling import Sampling
 
-FREE = 0.9  # how likely the guess behind a row must be right for the model not to be asked
+SUREST = 0.99  # what a model's guess is worth where a text repeats itself
+FREE = (
+    0.95  # how likely the guess behind a row must be right for the model not to be asked, as long as no price is known
+)
+LEAST_FREE = 0.8
+SAVED = 0.5  # of a pass that is not made; found by replaying recorded drafts
 SAY = 0.5  # below this what was written before is no guess
 FEW = 8  # rows behind the text that are read together with guesses; more are read as a text is, which needs no logits
 AGAINST_EDGES = (0.2, 0.4, 0.6, 0.8)
@@ -83,6 +88,7 @@ class MixedDrafter:
         self.model, self.info = model, model.info
         self._odds = odds or MixedOdds()
         self._recall = Recall(self._odds.recall)
+        self._free = FREE
         self._last: Row | None = None
         self._unread: list[Row] = []  # the text's last tokens, as far as the model has not read them
 
@@ -104,6 +110,12 @@ class MixedDrafter:
     def pass_rows(self, rows: Sequence[tuple[int, Row | int]]) -> int:
         """See `Foresees.pass_rows`."""
         return len(self._plan(rows)[1])
+
+    def price(self, pass_s: float, miss_s: float) -> None:
+        """A guess of its own is worth what it saves while it is wrong more often than the model's by no more than that
+        costs. See `Foresees.price`.
+        """
+        self._free = max(LEAST_FREE, SUREST - SAVED * pass_s / miss_s) if pass_s and miss_s else FREE
 
     def keep(self, path: Sequence[Row]) -> None:
         """See `Drafter.keep`."""
@@ -143,7 +155,7 @@ class MixedDrafter:
             above = made[parent] if isinstance(parent, int) else parent
             match = self._recall.step(above.match, id)
             made.append(row := Row(id, above.position + 1, above, match))
-            if self._recall.odds_of(match) < FREE:
+            if self._recall.odds_of(match) < self._free:
                 branch = []
                 at: Row | None = row
                 while at is not None and at.inner is None and at not in needed:

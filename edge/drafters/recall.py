@@ -28,6 +28,8 @@ PRIOR = (
     (0.97, 0.98, 0.90, 0.70),
 )
 OTHERS_PRIOR = 0.3  # that one of the other continuations comes where the best one does not
+TEXT_WEIGHT = 1.0  # misses that a text must show before it is half believed to be harder than others
+SURE = 0.8  # a guess that is likelier counts for how hard a text is
 PRIOR_WEIGHT = 8.0  # observations that the prior counts as
 MEMORY = 400.0  # observations of a class after which the older half fades
 
@@ -93,6 +95,7 @@ class Recall:
     def __init__(self, odds: RecallOdds | None = None) -> None:
         self.odds = odds or RecallOdds()
         self._automaton = SuffixAutomaton()
+        self._misses = self._expected_misses = TEXT_WEIGHT
 
     @property
     def text(self) -> Sequence[int]:
@@ -104,16 +107,28 @@ class Recall:
         if list(ids[: len(text)]) != text:
             self._automaton = SuffixAutomaton()
             text = self._automaton.text
-        self.read(ids[len(text) :])
+        for id in ids[len(text) :]:
+            self._read(id)
+        self._misses = self._expected_misses = TEXT_WEIGHT
 
     def read(self, ids: Sequence[int]) -> None:
-        """Let the text grow."""
-        automaton = self._automaton
+        """Let the text grow by what was written."""
         for id in ids:
-            match = automaton.longest()
-            if found := automaton.continuations(match):
-                self.odds.saw(match.length, found, id)
-            automaton.append(id)
+            said, right = self._read(id)
+            if said >= SURE:
+                self._expected_misses += 1 - said
+                self._misses += not right
+
+    def _read(self, id: int) -> tuple[float, bool]:
+        """(how likely the best guess was said to be right, whether it was)."""
+        automaton = self._automaton
+        match = automaton.longest()
+        said, right = 0.0, False
+        if found := automaton.continuations(match):
+            said, right = self.odds.best(match.length, found), found[0].id == id
+            self.odds.saw(match.length, found, id)
+        automaton.append(id)
+        return said, right
 
     def end(self) -> Match:
         """The match at the text's end."""
@@ -126,7 +141,10 @@ class Recall:
     def odds_of(self, match: Match) -> float:
         """How likely the best guess at a match is right; 0 where there is none."""
         found = self._automaton.continuations(match)
-        return self.odds.best(match.length, found) if found else 0.0
+        if not found:
+            return 0.0
+        hardness = max(1.0, self._misses / self._expected_misses)
+        return 1 - (1 - self.odds.best(match.length, found)) * hardness
 
     def candidates(self, match: Match, n: int) -> list[Candidate]:
         """At most n guesses at a match, best first."""

@@ -84,6 +84,9 @@ class SuffixDrafter:
     def pass_rows(self, rows: Sequence[tuple[int, Row | int]]) -> int:
         return 0
 
+    def price(self, pass_s: float, miss_s: float) -> None:
+        pass
+
     def keep(self, path: Sequence[Row]) -> None:
         """See `Drafter.keep`."""
         self._recall.read([row.id for row in path])

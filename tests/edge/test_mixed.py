@@ -94,8 +94,8 @@ def test_whatever_is_known_or_kept_the_model_sees_each_row_behind_its_own_text(s
     rng = random.Random(seed)
     ids = [1, 2, 3, 4]
     text = rng.choices(ids, k=rng.randrange(1, 30))
-    drafter, forward = make()
     with mock.patch.object(mixed, "FREE", free):
+        drafter, forward = make()
         root = drafter.prefill(text)
         alive: list[tuple[object, list]] = [(root, [])]  # each row with the rows that lead to it
 
