@@ -24,7 +24,7 @@ FREE = (
     0.95  # how likely the guess behind a row must be right for the model not to be asked, as long as no price is known
 )
 LEAST_FREE = 0.8
-SAVED = 0.5  # of a pass that is not made; found by replaying recorded drafts
+SAVED = 0.4  # of a pass that is not made; found by replaying recorded drafts
 SAY = 0.5  # below this what was written before is no guess
 FEW = 8  # rows behind the text that are read together with guesses; more are read as a text is, which needs no logits
 AGAINST_EDGES = (0.2, 0.4, 0.6, 0.8)

@@ -28,7 +28,7 @@ PRIOR = (
     (0.97, 0.98, 0.90, 0.70),
 )
 OTHERS_PRIOR = 0.3  # that one of the other continuations comes where the best one does not
-TEXT_WEIGHT = 1.0  # misses that a text must show before it is half believed to be harder than others
+TEXT_WEIGHT = 0.2  # misses that a text must show before it is half believed to be harder than others
 SURE = 0.8  # a guess that is likelier counts for how hard a text is
 PRIOR_WEIGHT = 8.0  # observations that the prior counts as
 MEMORY = 400.0  # observations of a class after which the older half fades

@@ -166,8 +166,19 @@ def test_a_long_copy_is_read_only_when_the_model_has_to_go_on_and_then_as_a_text
     np.testing.assert_array_equal(drafter.model.logits(row.inner), logits_of([*passage, 5, *passage, 7]))
 
 
+def test_a_guess_is_free_where_a_pass_costs_more_than_the_misses_that_it_saves():
+    drafter, _ = make()
+    row = drafter.prefill([*range(10, 30), 5, *range(10, 18)])
+    counted = []
+    for pass_s, miss_s in ((0.033, 0.1), (0.008, 0.3), (0.033, 0.1), (0.0, 0.0)):
+        drafter.price(pass_s, miss_s)
+        counted.append(drafter.pass_rows([(18, row)]))
+    assert counted == [0, 1, 0, 1]
+
+
 def test_a_text_that_fills_the_context_says_so_and_stays():
     drafter, _ = make(context=20)
+    drafter.price(1.0, 1.0)
     row = drafter.prefill([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7, 8])
     made = [row]
     for id in (9, 1, 2, 3, 4):

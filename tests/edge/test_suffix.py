@@ -158,6 +158,17 @@ def test_a_board_goes_on_believing_what_earlier_texts_taught_it():
     assert fresh.candidates(fresh.end(), 1)[0].probability < 0.2
 
 
+def test_a_text_that_changes_what_it_repeats_is_believed_less_than_others():
+    odds, passage = RecallOdds(), list(range(10, 40))
+    hard, fresh = Recall(odds), Recall(odds)
+    hard.become([*passage, 5])
+    for turn in range(6):
+        hard.read([*passage[:8], 100 + turn])
+    hard.read(passage[:12])
+    fresh.become(hard.text)
+    assert 0.5 < hard.odds_of(hard.end()) < fresh.odds_of(fresh.end()) - 0.02
+
+
 def test_all_guesses_together_are_no_more_than_certain():
     recall = Recall()
     recall.read([1, 2, 1, 3, 1, 3, 1, 4, 1])
