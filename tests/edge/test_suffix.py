@@ -160,11 +160,15 @@ def test_a_board_goes_on_believing_what_earlier_texts_taught_it():
 
 def test_a_text_that_changes_what_it_repeats_is_believed_less_than_others():
     odds, passage = RecallOdds(), list(range(10, 40))
+    for _ in range(20):
+        Recall(odds).read([*passage, 5, *passage])
     hard, fresh = Recall(odds), Recall(odds)
     hard.become([*passage, 5])
-    for turn in range(6):
-        hard.read([*passage[:8], 100 + turn])
-    hard.read(passage[:12])
+    for turn in range(4):
+        hard.read(
+            [*passage[: 8 + 4 * turn], 100 + turn]
+        )  # each time further on, so that it breaks off where it was sure
+    hard.read(passage[:27])
     fresh.become(hard.text)
     assert 0.5 < hard.odds_of(hard.end()) < fresh.odds_of(fresh.end()) - 0.02
 
