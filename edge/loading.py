@@ -5,17 +5,32 @@ from __future__ import annotations
 from edge.config import EdgeConfig
 from edge.cores import pin
 from edge.drafters import manifest, runtimes
+from edge.drafters.base import Drafter
 from edge.drafters.cached import CachedDrafter
+from edge.drafters.mixed import MixedDrafter
+from edge.drafters.suffix import SuffixDrafter
 from edge.text import Text
 
 
-def load_drafter(config: EdgeConfig) -> CachedDrafter:
-    """The drafter, on the board's cores, where this thread and all that it starts stay from now on.
+def load_drafter(config: EdgeConfig) -> Drafter:
+    """What guesses on this board: the model, and what was written before unless that is turned off.
 
+    Raises as `load_model` does.
+    """
+    model = load_model(config)
+    return MixedDrafter(model) if config.drafter.suffix and isinstance(model, CachedDrafter) else model
+
+
+def load_model(config: EdgeConfig) -> CachedDrafter | SuffixDrafter:
+    """The drafter alone, on the board's cores, where this thread and all that it starts stay from now on.
+
+    With `kind = "suffix"`, or a directory that holds a tokenizer and no model, it guesses what was written before.
     Raises ModelError for a directory that cannot be used, ConfigError for a core that is not there.
     """
     drafter = config.drafter
     cores = pin(config.board)
+    if drafter.kind == "suffix" or manifest.read(drafter.model, "drafter").runtime == "suffix":
+        return SuffixDrafter.load(drafter.model, drafter.context)
     return runtimes.load(
         drafter.model,
         drafter.kind,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edge.drafters import manifest
 from edge.drafters.cached import CachedDrafter
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, ModelError
 
 
 def load(
@@ -33,6 +33,12 @@ def load(
             remedy=f'set `kind = "{made_for}"` in [drafter], or export the model for {kind}: docs/export.md',
         )
     match made_for:
+        case "suffix":
+            raise ModelError(
+                "holds a tokenizer and no model",
+                where=str(directory),
+                remedy="export one: python -m tools.export drafter",
+            )
         case "native":
             from edge.drafters.native import NativeDrafter
 

@@ -25,41 +25,12 @@ from tools.models import ROOT
 BUILD = ROOT / "build" / "arm"
 GLIBC = (2, 36)  # of the userland
 TOKENS = 64
-WHEELS = [
-    "numpy",
-    "onnxruntime",
-    "flatbuffers",
-    "protobuf",
-    "packaging",
-    "msgspec",
-    "tokenizers",
-    "cffi",
-    "pycparser",
-    "paho-mqtt",
-    "jinja2",
-    "markupsafe",
-    "starlette",
-    "anyio",
-    "idna",
-    "sniffio",
-    "typing_extensions",
-    "uvicorn",
-    "click",
-    "h11",
-    "wsproto",
-    "rich",
-    "markdown-it-py",
-    "mdurl",
-    "pygments",
-    "cryptography",
-    "pytest",
-    "iniconfig",
-    "pluggy",
-    "pytest-timeout",
-    "hypothesis",
-    "sortedcontainers",
-    "attrs",
-]
+WHEELS = (
+    *("numpy", "onnxruntime", "flatbuffers", "protobuf", "packaging", "msgspec", "tokenizers", "cffi", "pycparser"),
+    *("paho-mqtt", "jinja2", "markupsafe", "starlette", "anyio", "idna", "sniffio", "typing_extensions", "uvicorn"),
+    *("click", "h11", "wsproto", "rich", "markdown-it-py", "mdurl", "pygments", "cryptography", "pytest", "iniconfig"),
+    *("pluggy", "pytest-timeout", "hypothesis", "sortedcontainers", "attrs"),
+)
 TESTS = ("__init__.py", "conftest.py", "toys.py", "arm", "edge", "native", "protocol")
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short")
 

@@ -147,7 +147,7 @@ def opened(path: Path, threads: int) -> CachedDrafter:
 
 
 def _decoding(choices: Choices) -> None:
-    """Whatever is evaluated and kept, the logits are those of the whole text evaluated anew, but for the order of sums."""
+    """Whatever is evaluated and kept, logits are those of the whole text evaluated anew, but for the order of sums."""
     use_any(choices)
     drafter = opened(folder() / "whole", 1 + choices.below(3))
     text = [choices.below(SHAPE.vocab) for _ in range(1 + choices.below(20))]

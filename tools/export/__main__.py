@@ -1,4 +1,4 @@
-"""`python -m tools.export target|drafter|litert MODEL OUT`."""
+"""`python -m tools.export target|drafter|litert|tokenizer MODEL OUT`."""
 
 from __future__ import annotations
 
@@ -147,6 +147,16 @@ def to_litert(model: str, out: Path, tflite: Path | None, recipe: str, context: 
             tflite = litert.convert(Path(work, "source"), Path(work, "converted"), recipe, context)
         manifest = write.write_litert(source, tflite, out, force)
     _report(out, manifest)
+
+
+@main.command()
+@click.option("--force", is_flag=True, help="Replace an earlier export in OUT.")
+@click.argument("exported", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+def tokenizer(exported: Path, out: Path, force: bool) -> None:
+    """The tokenizer alone of an EXPORTED target or drafter, for a board too small for a model."""
+    write.check_free(out, force)
+    _report(out, write.write_tokenizer(exported, out, force))
 
 
 def _read(model: str) -> sources.Source:

@@ -23,6 +23,7 @@ from edge.drafters.manifest import (
     Golden,
     Manifest,
     digest,
+    read,
 )
 from protocol.errors import ConfigError
 from tools.export import graph, packed, shortlist
@@ -130,6 +131,30 @@ def write_litert(source: Source, file: Path, out: Path, force: bool = False) -> 
         )
         context = runtimes.load(part).info.context  # what the file's cache holds
         manifest = msgspec.structs.replace(manifest, context=context, golden=_golden(part))
+        _save(manifest, part)
+        return manifest
+
+
+def write_tokenizer(exported: Path, out: Path, force: bool = False) -> Manifest:
+    """A directory for a board without a model: what it needs of another exported one, a target's or a drafter's.
+
+    Raises ConfigError where `out` cannot be written, ModelError where `exported` cannot be used.
+    """
+    facts = read(exported, "")
+    with directory(out, force) as part:
+        for name in (TOKENIZER, facts.chat_template):
+            (part / name).write_bytes((exported / name).read_bytes())
+        manifest = msgspec.structs.replace(
+            facts,
+            kind="drafter",
+            runtime="suffix",
+            weights_digest=digest(),
+            dtype="none",
+            compute="none",
+            quantisation={},
+            shortlist=0,
+            golden=None,
+        )
         _save(manifest, part)
         return manifest
 
