@@ -10,11 +10,12 @@ from typing import Any
 import click
 import torch
 import transformers
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from protocol.errors import OutriderError
-from tools.export import graph, sources, write
+from protocol.errors import ConfigError, OutriderError
+from tools.export import graph, qdq, sources, write
 
 console = Console(stderr=True)
 
@@ -53,7 +54,14 @@ def target(model: str, out: Path, dtype: str, force: bool) -> None:
 
 @main.command()
 @common
-@click.option("--group", type=click.Choice([16, 32, 64, 128]), default=32, show_default=True, help="Weights a scale.")
+@click.option(
+    "--runtime",
+    type=click.Choice(["onnx", "tensorrt"]),
+    default="onnx",
+    show_default=True,
+    help="What computes it on the board.",
+)
+@click.option("--group", type=click.Choice([16, 32, 64, 128]), help="Weights a scale: 32 by default, for tensorrt 128.")
 @click.option(
     "--head-bits", type=click.Choice([4, 8]), default=8, show_default=True, help="Bits of head and embedding."
 )
@@ -63,21 +71,39 @@ def target(model: str, out: Path, dtype: str, force: bool) -> None:
     help="Of MatMulNBits: 4 computes with int8 activations, 1 with float32.",
 )  # fmt: skip
 @click.option("--context", type=click.IntRange(min=16), help="Tokens; by default what the model takes.")
-def drafter(model: str, out: Path, force: bool, **options: Any) -> None:
+def drafter(model: str, out: Path, force: bool, runtime: str, group: int | None, **options: Any) -> None:
     """A small model with 4-bit weights, as an ONNX graph for the board."""
+    if runtime == "tensorrt":
+        _check_for_tensorrt(group)
     write.check_free(out, force)
     source = _read(model)
     columns = TextColumn("quantising"), BarColumn(), MofNCompleteColumn(), TextColumn("layers"), TimeElapsedColumn()
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("", total=None)
-        manifest = write.write_drafter(
-            source,
-            out,
-            graph.Options(**options),
-            force,
-            lambda done, total: bar.update(task, completed=done, total=total),
-        )
+
+        def progress(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        if runtime == "tensorrt":
+            manifest = write.write_tensorrt(source, out, group or qdq.GROUP, options["context"], force, progress)
+        else:
+            chosen = graph.Options(group=group or graph.Options.group, **options)
+            manifest = write.write_drafter(source, out, chosen, force, progress)
     _report(out, manifest)
+
+
+def _check_for_tensorrt(group: int | None) -> None:
+    """Raises ConfigError for what its engines cannot be made of."""
+    if group not in (None, 64, 128):
+        raise ConfigError(f"groups of {group} with --runtime tensorrt", where="--group", remedy="choose 128 or 64")
+    context = click.get_current_context()
+    for name in ("head_bits", "symmetric", "accuracy_level"):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise ConfigError(
+                "is not for --runtime tensorrt",
+                where=f"--{name.replace('_', '-')}",
+                remedy="leave it out: its weights are symmetric and of four bits, its activations float16",
+            )
 
 
 def _read(model: str) -> sources.Source:

@@ -15,7 +15,7 @@ import torch
 from edge.drafters import golden, runtimes
 from edge.drafters.manifest import MANIFEST, TARGET_WEIGHTS, TOKENIZER, Golden, Manifest, digest
 from protocol.errors import ConfigError
-from tools.export import graph
+from tools.export import graph, qdq
 from tools.export.sources import Source
 
 CHAT_TEMPLATE = "chat_template.jinja"
@@ -69,13 +69,46 @@ def write_drafter(
         return manifest
 
 
-def _golden(part: Path) -> Golden | None:
+def write_tensorrt(
+    source: Source,
+    out: Path,
+    group: int = qdq.GROUP,
+    context: int | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Manifest:
+    """A directory that the board's TensorRT drafter loads; ONNX Runtime does too. group: weights that share a scale.
+
+    Raises ConfigError where `out` cannot be written, ModelError where the graph cannot express the model.
+    """
+    with directory(out, force) as part:
+        most = source.config.max_position_embeddings
+        context = min(context or most, most)
+        qdq.check(source.config)
+        blocks = qdq.quantise_model(source.config, source.weights, group, progress)
+        qdq.Graph(source.config, source.weights, blocks, context).save(part)
+        manifest = _finish(
+            source,
+            part,
+            kind="drafter",
+            runtime="tensorrt",
+            dtype="float16",
+            context=context,
+            compute="w4a16",
+            quantisation=qdq.describe(group),
+        )
+        manifest = msgspec.structs.replace(manifest, golden=_golden(part, "onnx"))
+        _save(manifest, part)
+        return manifest
+
+
+def _golden(part: Path, kind: str = "auto") -> Golden | None:
     """What the drafter guesses here; None where its runtime is not installed, or the text has no token of its own."""
     from tokenizers import Tokenizer
 
     ids = Tokenizer.from_file(str(part / TOKENIZER)).encode(GOLDEN_TEXT, add_special_tokens=False).ids
     try:
-        drafter = runtimes.load(part, context=len(ids) + golden.GUESSES)
+        drafter = runtimes.load(part, kind, context=len(ids) + golden.GUESSES)
     except ImportError:
         return None
     return golden.record(drafter, ids) if 0 < len(ids) + golden.GUESSES <= drafter.info.context else None
