@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import logging
-import os
 import platform
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from native import compiling
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +20,6 @@ FLAGS = (
     "-std=c11", "-O3", "-march=native", "-shared", "-fPIC",
     "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math",
 )  # fmt: skip
-BUILD_S = 60.0
 
 
 @cache
@@ -31,18 +28,16 @@ def load(name: str) -> ctypes.CDLL | None:
 
     Where OUTRIDER_NATIVE is 0 there is none either.
     """
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None or os.environ.get("OUTRIDER_NATIVE") == "0":
+    compiler = compiling.compiler()
+    if compiler is None or compiling.is_left_out():
         log.info("%s.c is not used: the slower way in Python does the same", name)
         return None
     source = Path(__file__).with_name(f"{name}.c")
     try:
-        made = _cache() / f"{name}-{_digest(compiler, source)}.so"
-        if not made.exists():
-            _build(compiler, source, made)
+        made = compiling.cached(f"{name}-{_processor()}", compiler, [source], FLAGS)
         return ctypes.CDLL(str(made))
     except (OSError, subprocess.SubprocessError) as error:
-        told = getattr(error, "stderr", None) or error
+        told = compiling.told(error)
         log.warning("%s.c cannot be built, the slower way in Python does the same: %s", name, told)
         return None
 
@@ -60,26 +55,9 @@ def function(library: str, name: str, *arguments: Any) -> Callable[..., None] | 
     return found
 
 
-def _cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "outrider"
-
-
-def _digest(compiler: str, source: Path) -> str:
-    """Of all that decides what comes out; homes may be shared between machines."""
+def _processor() -> str:
+    """A digest of what the processor can do, which `-march=native` goes by; homes may be shared between machines."""
     about = Path("/proc/cpuinfo")
     lines = about.read_text().splitlines() if about.exists() else [platform.processor()]
     cpu = next((line for line in lines if line.startswith(("flags", "Features"))), lines[0])
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=BUILD_S).stdout
-    parts = (source.read_bytes(), version, " ".join(FLAGS).encode(), platform.machine().encode(), cpu.encode())
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-
-
-def _build(compiler: str, source: Path, made: Path) -> None:
-    """Under another name first: a reader sees the whole library or none."""
-    made.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
-        out = Path(scratch) / made.name
-        command = [compiler, *FLAGS, str(source), "-o", str(out), "-lm"]
-        subprocess.run(command, capture_output=True, check=True, text=True, timeout=BUILD_S)
-        os.replace(out, made)
+    return compiling.digest([cpu.encode()])

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from protocol.errors import ConfigError, OutriderError
-from tools.export import graph, qdq, sources, write
+from tools.export import qdq, sources, write
+from tools.export.quantised import Options
 
 console = Console(stderr=True)
 
@@ -55,15 +56,13 @@ def target(model: str, out: Path, dtype: str, force: bool) -> None:
 @main.command()
 @common
 @click.option(
-    "--runtime",
-    type=click.Choice(["onnx", "tensorrt"]),
-    default="onnx",
-    show_default=True,
-    help="What computes it on the board.",
-)
-@click.option("--group", type=click.Choice([16, 32, 64, 128]), help="Weights a scale: 32 by default, for tensorrt 128.")
+    "--runtime", type=click.Choice(["native", "onnx", "tensorrt"]), default="onnx", show_default=True,
+    help="What computes it.",
+)  # fmt: skip
+@click.option("--group", type=click.Choice([16, 32, 64, 128]), help="Weights a scale: 32, for tensorrt 128.")
+@click.option("--head-bits", type=click.Choice([4, 8]), default=8, show_default=True, help="Bits of the head.")
 @click.option(
-    "--head-bits", type=click.Choice([4, 8]), default=8, show_default=True, help="Bits of head and embedding."
+    "--embedding-bits", type=click.Choice([4, 8]), help="Bits of an embedding of its own; else it is the head, if tied."
 )
 @click.option("--symmetric", is_flag=True, help="No zero points: a little smaller, drafts agree less.")
 @click.option(
@@ -71,9 +70,10 @@ def target(model: str, out: Path, dtype: str, force: bool) -> None:
     help="Of MatMulNBits: 4 computes with int8 activations, 1 with float32.",
 )  # fmt: skip
 @click.option("--context", type=click.IntRange(min=16), help="Tokens; by default what the model takes.")
-def drafter(model: str, out: Path, force: bool, runtime: str, group: int | None, **options: Any) -> None:
-    """A small model with 4-bit weights, as an ONNX graph for the board."""
-    if runtime == "tensorrt":
+def drafter(model: str, out: Path, force: bool, group: int | None, **options: Any) -> None:
+    """A small model with 4-bit weights, for the board."""
+    for_tensorrt = options["runtime"] == "tensorrt"
+    if for_tensorrt:
         _check_for_tensorrt(group)
     write.check_free(out, force)
     source = _read(model)
@@ -84,10 +84,10 @@ def drafter(model: str, out: Path, force: bool, runtime: str, group: int | None,
         def progress(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
 
-        if runtime == "tensorrt":
+        if for_tensorrt:
             manifest = write.write_tensorrt(source, out, group or qdq.GROUP, options["context"], force, progress)
         else:
-            chosen = graph.Options(group=group or graph.Options.group, **options)
+            chosen = Options(group=group or Options.group, **options)
             manifest = write.write_drafter(source, out, chosen, force, progress)
     _report(out, manifest)
 
@@ -97,7 +97,7 @@ def _check_for_tensorrt(group: int | None) -> None:
     if group not in (None, 64, 128):
         raise ConfigError(f"groups of {group} with --runtime tensorrt", where="--group", remedy="choose 128 or 64")
     context = click.get_current_context()
-    for name in ("head_bits", "symmetric", "accuracy_level"):
+    for name in ("head_bits", "embedding_bits", "symmetric", "accuracy_level"):
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise ConfigError(
                 "is not for --runtime tensorrt",

@@ -15,10 +15,9 @@ Outputs:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -27,24 +26,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edge.drafters.manifest import DRAFTER_WEIGHTS
 from protocol.errors import ModelError
-from tools.export.quantise import Blocks, quantise
+from tools.export.quantise import Blocks, concatenate, zeros
+from tools.export.quantised import EMBEDDING, HEAD, Options
 
+T = TypeVar("T")
 ONNX_WEIGHTS = DRAFTER_WEIGHTS["onnx"]
 MICROSOFT = "com.microsoft"
-
-# Two quantisations of one matrix differ by less than this of its norm; other matrices by about 1.4.
-SAME_MATRIX = 0.15
-
-
-@dataclass(frozen=True)
-class Options:
-    """How the graph is quantised. accuracy_level: of MatMulNBits, 4 computes with int8 activations, 1 with float32."""
-
-    group: int = 32
-    head_bits: int = 8
-    symmetric: bool = False
-    accuracy_level: int = 4
-    context: int | None = None
 
 
 class Graph:
@@ -75,9 +62,8 @@ class Graph:
         zeros = "" if blocks.zero_points is None else self.constant(f"{name}.zeros", blocks.zero_points)
         return packed, scales, zeros
 
-    def matmul(self, name: str, x: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> str:
-        """x [1, rows, k] times a 4-bit weight [n, k], plus bias [n]."""
-        blocks = quantise(weight, 4, self.options.group, self.options.symmetric)
+    def matmul(self, name: str, x: str, blocks: Blocks, bias: torch.Tensor | None = None) -> str:
+        """x [1, rows, k] times a quantised weight [n, k], plus bias [n]."""
         return self.matmul_blocks(name, x, blocks, self.blocks(name, blocks), bias)
 
     def matmul_blocks(
@@ -106,54 +92,44 @@ class Graph:
         )
 
 
-def build(
-    config: Any,
-    weights: Mapping[str, torch.Tensor],
-    options: Options,
-    progress: Callable[[int, int], None] | None = None,
-) -> tuple[Graph, bool]:
-    """The graph of a llama or qwen2 model, and whether embedding and head share one matrix.
+def build(config: Any, weights: Mapping[str, torch.Tensor], blocks: Mapping[str, Blocks], options: Options) -> Graph:
+    """The graph of a llama or qwen2 model: matrices from `blocks`, norms and biases from `weights`, by their names.
 
-    progress: called with (layers done, layers in all).
     Raises ModelError for a configuration that the graph cannot express.
     """
-    _check(config, options)
+    check(config)
     graph = Graph(options)
     context = min(options.context or config.max_position_embeddings, config.max_position_embeddings)
-    cos, sin = _rope(config, context)
+    cos, sin = rotations(config, context)
     rope = [graph.constant("cos", cos), graph.constant("sin", sin)]
     _declare(graph, config)
 
-    embedding = weights["model.embed_tokens.weight"]
-    head = weights.get("lm_head.weight", embedding)
-    tied = head is embedding or _same_matrix(embedding, head)
-    head_blocks = quantise(head, options.head_bits, options.group, symmetric=True)
-    head_names = graph.blocks("head", head_blocks)
-    if tied:
-        residual = _embed(graph, head_blocks, head_names)
-    else:
-        embedding_blocks = quantise(embedding, options.head_bits, options.group, symmetric=True)
-        residual = _embed(graph, embedding_blocks, graph.blocks("embedding", embedding_blocks))
-
+    head, embedding = blocks[HEAD], blocks[EMBEDDING]
+    head_names = graph.blocks("head", head)
+    embedding_packed = head_names[0] if embedding is head else graph.constant("embedding.packed", embedding.packed)
+    residual = _embed(graph, config, embedding, embedding_packed)
     branch = ""
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}."
-        part = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
-        residual, branch = _layer(graph, config, layer, part, residual, branch, rope)
-        if progress:
-            progress(layer + 1, config.num_hidden_layers)
+        vectors, matrices = _below(prefix, weights), _below(prefix, blocks)
+        residual, branch = _layer(graph, config, layer, vectors, matrices, residual, branch, rope)
 
     rows, skip = (graph.op("Gather", f"{x}.wanted", [x, "logit_rows"], axis=1) for x in (residual, branch))
     norm = graph.constant("norm", weights["model.norm.weight"].float().numpy())
     hidden = graph.op(
         "SkipSimplifiedLayerNormalization", "hidden", [rows, skip, norm], domain=MICROSOFT, epsilon=config.rms_norm_eps
     )
-    logits = graph.matmul_blocks("head.logits", hidden, head_blocks, head_names)
+    logits = graph.matmul_blocks("head.logits", hidden, head, head_names)
     graph.op("Squeeze", "squeeze", [logits, graph.constant("axis0", np.array([0], np.int64))], ["logits"])
-    return graph, tied
+    return graph
 
 
-def _check(config: Any, options: Options) -> None:
+def _below(prefix: str, named: Mapping[str, T]) -> dict[str, T]:
+    return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
+
+
+def check(config: Any) -> None:
+    """Raises ModelError for a configuration that the graph cannot express."""
     rope = config.rope_parameters.get("rope_type", "default")
     problem = ""
     if config.hidden_act != "silu":
@@ -166,8 +142,6 @@ def _check(config: Any, options: Options) -> None:
         problem = "use_sliding_window"
     elif config.rope_parameters.get("partial_rotary_factor", 1.0) != 1.0:
         problem = "partial_rotary_factor"
-    elif config.hidden_size % options.group:
-        problem = f"hidden size {config.hidden_size} with groups of {options.group}"
     if problem:
         raise ModelError(
             f"{problem} is not supported by the drafter's graph",
@@ -176,12 +150,12 @@ def _check(config: Any, options: Options) -> None:
         )
 
 
-def _head_dim(config: Any) -> int:
+def head_dim(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def _rope(config: Any, context: int) -> tuple[np.ndarray, np.ndarray]:
-    """cos and sin [context, head_dim / 2], as transformers computes them for this configuration."""
+def rotations(config: Any, context: int) -> tuple[np.ndarray, np.ndarray]:
+    """cos and sin [context, head_dim / 2] of the rotary embedding, as transformers computes them."""
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     positions = torch.arange(context)[None]
@@ -190,17 +164,8 @@ def _rope(config: Any, context: int) -> tuple[np.ndarray, np.ndarray]:
     return cos[0, :, :half].float().numpy(), sin[0, :, :half].float().numpy()
 
 
-def _same_matrix(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two matrices are one, quantised twice, as in GGUF files of models with tied embeddings."""
-    if a.shape != b.shape:
-        return False
-    sample = slice(0, None, max(1, a.shape[0] // 4096))
-    x, y = a[sample].float(), b[sample].float()
-    return float((x - y).norm()) < SAME_MATRIX * float(y.norm())
-
-
 def _declare(graph: Graph, config: Any) -> None:
-    heads, width = config.num_key_value_heads, _head_dim(config)
+    heads, width = config.num_key_value_heads, head_dim(config)
     int64, int32, float32 = TensorProto.INT64, TensorProto.INT32, TensorProto.FLOAT
     cache: list[Any] = [1, heads, "capacity", width]
     inputs: list[tuple[str, int, list[Any]]] = [
@@ -220,21 +185,30 @@ def _declare(graph: Graph, config: Any) -> None:
             graph.outputs.append(helper.make_tensor_value_info(f"present.{layer}.{side}", float32, cache))
 
 
-def _embed(graph: Graph, blocks: Blocks, names: tuple[str, str, str]) -> str:
+def _embed(graph: Graph, config: Any, blocks: Blocks, packed: str) -> str:
     """Rows of the quantised matrix, by id: [1, rows, hidden]. Reads the head's own bytes where the two are tied."""
-    # Its scales want the rank of the packed bytes, the product's do not.
-    scales = graph.constant("embedding.scales3", blocks.scales[:, :, None])
+    # Unlike the product's, scales and zero points want the rank of the packed bytes, and a zero point its own byte.
+    inputs = [packed, "input_ids", graph.constant("embedding.scales3", blocks.scales[:, :, None])]
+    if blocks.zero_points is not None:
+        inputs.append(graph.constant("embedding.zeros3", zeros(blocks)[:, :, None]))
     gathered = graph.op(
-        "GatherBlockQuantized", "embedding.blocks", [names[0], "input_ids", scales], domain=MICROSOFT,
+        "GatherBlockQuantized", "embedding.blocks", inputs, domain=MICROSOFT,
         bits=blocks.bits, block_size=blocks.group, gather_axis=0, quantize_axis=2,
     )  # fmt: skip
     shape = graph.constant("embedding.shape", np.array([1, -1, blocks.scales.shape[1] * blocks.group], np.int64))
-    return graph.op("Reshape", "embedding.rows", [gathered, shape])
+    rows = graph.op("Reshape", "embedding.rows", [gathered, shape])
+    if config.hidden_size % blocks.group == 0:
+        return rows
+    ends = [
+        graph.constant(f"embedding.{name}", np.array([at]))
+        for name, at in (("start", 0), ("end", config.hidden_size), ("axis", 2))
+    ]
+    return graph.op("Slice", "embedding.whole", [rows, *ends])
 
 
 def _layer(
-    graph: Graph, config: Any, layer: int, part: Mapping[str, torch.Tensor], residual: str, branch: str,
-    rope: list[str],
+    graph: Graph, config: Any, layer: int, part: Mapping[str, torch.Tensor], matrices: Mapping[str, Blocks],
+    residual: str, branch: str, rope: list[str],
 ) -> tuple[str, str]:  # fmt: skip
     """One decoder layer. Returns the residual and the branch still to be added to it, which the next norm does."""
     name = f"layer{layer}"
@@ -255,7 +229,7 @@ def _layer(
 
     x, residual = norm("input_layernorm", residual, branch)
     # One product for q, k and v: GroupQueryAttention takes them packed.
-    qkv = torch.cat([part[f"self_attn.{p}_proj.weight"] for p in "qkv"])
+    qkv = concatenate([matrices[f"self_attn.{p}_proj.weight"] for p in "qkv"])
     biases = [part[bias] for p in "qkv" if (bias := f"self_attn.{p}_proj.bias") in part]
     packed = graph.matmul(f"{name}.qkv", x, qkv, torch.cat(biases) if biases else None)
     attention = graph.op(
@@ -264,13 +238,13 @@ def _layer(
          "position_ids", "attention_bias"],
         [f"{name}.attended", f"present.{layer}.key", f"present.{layer}.value"],
         domain=MICROSOFT, num_heads=config.num_attention_heads, kv_num_heads=config.num_key_value_heads,
-        do_rotary=1, rotary_interleaved=0, scale=_head_dim(config) ** -0.5,
+        do_rotary=1, rotary_interleaved=0, scale=head_dim(config) ** -0.5,
     )[0]  # fmt: skip
-    out = graph.matmul(f"{name}.out", attention, part["self_attn.o_proj.weight"], part.get("self_attn.o_proj.bias"))
+    out = graph.matmul(f"{name}.out", attention, matrices["self_attn.o_proj.weight"], part.get("self_attn.o_proj.bias"))
 
     x, residual = norm("post_attention_layernorm", residual, out)
-    gate = graph.matmul(f"{name}.gate", x, part["mlp.gate_proj.weight"])
-    up = graph.matmul(f"{name}.up", x, part["mlp.up_proj.weight"])
+    gate = graph.matmul(f"{name}.gate", x, matrices["mlp.gate_proj.weight"])
+    up = graph.matmul(f"{name}.up", x, matrices["mlp.up_proj.weight"])
     silu = graph.op("QuickGelu", f"{name}.silu", [gate], domain=MICROSOFT, alpha=1.0)
     gated = graph.op("Mul", f"{name}.gated", [silu, up])
-    return residual, graph.matmul(f"{name}.down", gated, part["mlp.down_proj.weight"])
+    return residual, graph.matmul(f"{name}.down", gated, matrices["mlp.down_proj.weight"])

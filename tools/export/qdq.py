@@ -16,7 +16,7 @@ Outputs:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +26,15 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from edge.drafters.manifest import DRAFTER_WEIGHTS
-from tools.export.graph import Options, _check, _head_dim, _rope
-from tools.export.quantise import Blocks
+from tools.export.graph import head_dim, rotations
+from tools.export.quantise import Blocks, pack
+from tools.export.quantised import EMBEDDING, HEAD, Progress, head, layer_matrices
 
 OPSET = 21  # the first with weights of four bits in blocks
 GROUP = 128
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 SHRINK = (1.0, 0.97, 0.94, 0.91, 0.875, 0.84, 0.8)  # shares of the scale that spans a block to 7; 0.875 spans it to 8
 LEAST_SCALE = 2.0**-14  # the smallest normal float16: a scale must be positive, of an empty block too
 CHUNK = 1 << 17  # values at a time: the search then stays in the processor's cache
-
-Progress = Callable[[int, int], None]
 
 
 def quantise_model(
@@ -46,12 +44,10 @@ def quantise_model(
 
     progress: called with (layers done, layers in all).
     """
-    blocks = {HEAD: quantise(weights.get(HEAD, weights[EMBEDDING]), group)}
+    blocks = {HEAD: quantise(head(weights), group)}
     for layer in range(config.num_hidden_layers):
-        prefix = f"model.layers.{layer}."
-        for name, matrix in weights.items():
-            if name.startswith(prefix) and matrix.dim() == 2:
-                blocks[name] = quantise(matrix, group)
+        for name in layer_matrices(weights, layer):
+            blocks[name] = quantise(weights[name], group)
         if progress:
             progress(layer + 1, config.num_hidden_layers)
     return blocks
@@ -59,16 +55,15 @@ def quantise_model(
 
 def quantise(weight: torch.Tensor, group: int = GROUP) -> Blocks:
     """[n, k] to levels -8 .. 7 with a positive float16 scale a block, the best in squared error of a few clippings."""
-    packed, scales = [], []
+    levels, scales = [], []
     step = max(1, CHUNK // weight.shape[1])
     for start in range(0, weight.shape[0], step):
         rows = torch.nn.functional.pad(weight[start : start + step].float(), (0, -weight.shape[1] % group))
         groups = rows.reshape(rows.shape[0], -1, group)  # [rows, groups, group]
         best, scale = _fit(groups)
-        q = (best + 8).to(torch.uint8)
-        packed.append(q[..., 0::2] | (q[..., 1::2] << 4))
+        levels.append((best + 8).to(torch.uint8))
         scales.append(scale)
-    return Blocks(4, group, weight.shape[1], torch.cat(packed).numpy(), torch.cat(scales).numpy(), None)
+    return pack(torch.cat(levels), torch.cat(scales), None, 4, weight.shape[1])
 
 
 def _fit(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,11 +82,6 @@ def _fit(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         best = torch.where(better[:, :, None], level, best)
         best_scale = torch.where(better, scale, best_scale)
     return best, best_scale
-
-
-def check(config: Any) -> None:
-    """Raises ModelError for a configuration that the graph cannot express."""
-    _check(config, Options(group=1))  # a matrix that is no whole number of groups wide is padded here
 
 
 def describe(group: int) -> dict[str, str]:
@@ -118,7 +108,7 @@ class Graph:
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: dict[str, onnx.TensorProto] = {}
         self.config, self.weights, self.blocks = config, weights, blocks
-        self.kv_heads, self.width = config.num_key_value_heads, _head_dim(config)
+        self.kv_heads, self.width = config.num_key_value_heads, head_dim(config)
         self._rope = self._angles(context)
         self.new: list[str] = []
 
@@ -189,7 +179,7 @@ class Graph:
     def _angles(self, context: int) -> tuple[str, str]:
         """cos and sin of the rows' positions, [rows, 1, head_dim / 2]."""
         found = []
-        for which, table in zip(("cos", "sin"), _rope(self.config, context), strict=True):
+        for which, table in zip(("cos", "sin"), rotations(self.config, context), strict=True):
             rows = self.op("Gather", f"{which}.rows", [self.constant(which, table), "positions"])
             found.append(self.unsqueeze(f"{which}.heads", rows))
         return found[0], found[1]

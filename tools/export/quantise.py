@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,7 +17,8 @@ CHUNK = 1 << 17  # values at a time: the search then stays in the processor's ca
 class Blocks:
     """A matrix [n, k] in groups along k: w = (q - zero) * scale; zero is 2^(bits-1) where zero_points is None.
 
-    packed: uint8 [n, groups, group * bits / 8], low bits first. scales: float32 [n, groups].
+    packed: uint8 [n, groups, group * bits / 8], low bits first. scales: float32 [n, groups], each a float16 number, so
+    that a runtime that stores 16 bits computes with the same one.
     zero_points: uint8 [n, ceil(groups * bits / 8)], low bits first.
     """
 
@@ -55,15 +56,41 @@ def quantise(weight: torch.Tensor, bits: int, group: int, symmetric: bool) -> Bl
     )
 
 
+def pack(q: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, bits: int, k: int) -> Blocks:
+    """Blocks of levels q [n, groups, group], scales [n, groups] and zero points [n, groups]."""
+    return Blocks(
+        bits=bits,
+        group=q.shape[2],
+        k=k,
+        packed=_pack(q.to(torch.uint8), bits).numpy(),
+        scales=scales.half().float().numpy(),
+        zero_points=None if zeros is None else _pack(zeros.to(torch.uint8), bits).numpy(),
+    )
+
+
+def concatenate(parts: Sequence[Blocks]) -> Blocks:
+    """Matrices of one kind below each other: groups run along k, so rows stay as they are."""
+    zeros = [part.zero_points for part in parts if part.zero_points is not None]
+    return replace(
+        parts[0],
+        packed=np.concatenate([part.packed for part in parts]),
+        scales=np.concatenate([part.scales for part in parts]),
+        zero_points=np.concatenate(zeros) if zeros else None,
+    )
+
+
 def dequantise(blocks: Blocks) -> torch.Tensor:
     """The float32 matrix [n, k] that the graph computes with."""
-    groups = blocks.scales.shape[1]
     q = _unpack(torch.from_numpy(blocks.packed), blocks.bits, blocks.group)
-    zero: torch.Tensor | float = float(1 << (blocks.bits - 1))
-    if blocks.zero_points is not None:
-        zero = _unpack(torch.from_numpy(blocks.zero_points), blocks.bits, groups)[:, :, None]
-    values = (q - zero) * torch.from_numpy(blocks.scales)[:, :, None]
+    values = (q - torch.from_numpy(zeros(blocks))[:, :, None]) * torch.from_numpy(blocks.scales)[:, :, None]
     return values.reshape(blocks.n, -1)[:, : blocks.k]
+
+
+def zeros(blocks: Blocks) -> np.ndarray:
+    """Every group's zero point, uint8 [n, groups]."""
+    if blocks.zero_points is None:
+        return np.full(blocks.scales.shape, 1 << (blocks.bits - 1), np.uint8)
+    return _unpack(torch.from_numpy(blocks.zero_points), blocks.bits, blocks.scales.shape[1]).to(torch.uint8).numpy()
 
 
 def _fit(groups: torch.Tensor, bits: int, symmetric: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -77,7 +104,7 @@ def _fit(groups: torch.Tensor, bits: int, symmetric: bool) -> tuple[torch.Tensor
         level = q - zero[:, :, None]
         # For fixed levels the scale of least squares is <w, level> / <level, level>.
         norm = (level * level).sum(2)
-        scale = torch.where(norm > 0, (groups * level).sum(2) / norm.clamp(min=1), scale)
+        scale = torch.where(norm > 0, (groups * level).sum(2) / norm.clamp(min=1), scale).half().float()
         error = level.mul_(scale[:, :, None]).sub_(groups).square_().sum(2)
         better = error < least
         least = torch.where(better, error, least)

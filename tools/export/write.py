@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,16 @@ import msgspec
 import torch
 
 from edge.drafters import golden, runtimes
-from edge.drafters.manifest import MANIFEST, TARGET_WEIGHTS, TOKENIZER, Golden, Manifest, digest
+from edge.drafters.manifest import DRAFTER_WEIGHTS, MANIFEST, TARGET_WEIGHTS, TOKENIZER, Golden, Manifest, digest
 from protocol.errors import ConfigError
-from tools.export import graph, qdq
+from tools.export import graph, packed, qdq
+from tools.export.quantise import Blocks
+from tools.export.quantised import EMBEDDING, HEAD, Options, Progress, layer_matrices, quantise_model
 from tools.export.sources import Source
 
 CHAT_TEMPLATE = "chat_template.jinja"
 GOLDEN_TEXT = "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday. One, two, three, four, five,"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-Progress = Callable[[int, int], None]
 
 
 def write_target(source: Source, out: Path, dtype: str = "float32", force: bool = False) -> Manifest:
@@ -44,25 +44,31 @@ def write_target(source: Source, out: Path, dtype: str = "float32", force: bool 
 
 
 def write_drafter(
-    source: Source, out: Path, options: graph.Options, force: bool = False, progress: Progress | None = None
+    source: Source, out: Path, options: Options, force: bool = False, progress: Progress | None = None
 ) -> Manifest:
-    """A directory that the board's ONNX drafter loads.
+    """A directory that the board's drafter loads.
 
-    Raises ConfigError where `out` cannot be written, ModelError where the graph cannot express the model.
+    Raises ConfigError where `out` cannot be written, ModelError where the runtime cannot express the model.
     """
     with directory(out, force) as part:
-        built, tied = graph.build(source.config, source.weights, options, progress)
-        built.save(part)
+        graph.check(source.config)
+        blocks = quantise_model(source.config, source.weights, options, progress)
+        most = source.config.max_position_embeddings
+        context = min(options.context or most, most)
+        if options.runtime == "native":
+            rope = graph.rotations(source.config, context)
+            packed.save(source.config, source.weights, blocks, part / DRAFTER_WEIGHTS["native"][0], rope)
+        else:
+            graph.build(source.config, source.weights, blocks, options).save(part)
         manifest = _finish(
             source,
             part,
             kind="drafter",
             dtype="float32",
-            context=min(
-                options.context or source.config.max_position_embeddings, source.config.max_position_embeddings
-            ),
-            compute="w4a8" if options.accuracy_level == 4 else "w4a32",
-            quantisation=_describe(options, tied),
+            context=context,
+            runtime=options.runtime,
+            compute=_compute(options),
+            quantisation=_describe(options, blocks),
         )
         manifest = msgspec.structs.replace(manifest, golden=_golden(part))
         _save(manifest, part)
@@ -82,9 +88,9 @@ def write_tensorrt(
     Raises ConfigError where `out` cannot be written, ModelError where the graph cannot express the model.
     """
     with directory(out, force) as part:
+        graph.check(source.config)
         most = source.config.max_position_embeddings
         context = min(context or most, most)
-        qdq.check(source.config)
         blocks = qdq.quantise_model(source.config, source.weights, group, progress)
         qdq.Graph(source.config, source.weights, blocks, context).save(part)
         manifest = _finish(
@@ -114,18 +120,27 @@ def _golden(part: Path, kind: str = "auto") -> Golden | None:
     return golden.record(drafter, ids) if 0 < len(ids) + golden.GUESSES <= drafter.info.context else None
 
 
-def _describe(options: graph.Options, tied: bool) -> Mapping[str, str]:
-    signed = "symmetric" if options.symmetric else "asymmetric"
-    activations = (
-        f"int8 in groups of {options.group} inside MatMulNBits (accuracy level 4), float32 elsewhere"
-        if options.accuracy_level == 4
-        else f"float32 (MatMulNBits accuracy level {options.accuracy_level})"
-    )
-    head = f"int{options.head_bits} symmetric groups of {options.group}"
+def _compute(options: Options) -> str:
+    if options.runtime == "native":
+        return "w4a16"
+    return "w4a8" if options.accuracy_level == 4 else "w4a32"
+
+
+def _describe(options: Options, blocks: Mapping[str, Blocks]) -> Mapping[str, str]:
+    def format(name: str) -> str:
+        signed = "symmetric" if blocks[name].zero_points is None else "asymmetric"
+        return f"int{blocks[name].bits} {signed} groups of {blocks[name].group}, float16 scales"
+
+    if options.runtime == "native":
+        activations = f"16-bit fixed point in groups of {options.group} inside products, float32 elsewhere"
+    elif options.accuracy_level == 4:
+        activations = f"int8 in groups of {options.group} inside MatMulNBits (accuracy level 4), float32 elsewhere"
+    else:
+        activations = f"float32 (MatMulNBits accuracy level {options.accuracy_level})"
     return {
-        "weights": f"int4 {signed} groups of {options.group}, float32 scales",
-        "head": head,
-        "embedding": "the head's matrix" if tied else head,
+        "weights": format(layer_matrices(blocks, 0)[0]),
+        "head": format(HEAD),
+        "embedding": "the head's matrix" if blocks[EMBEDDING] is blocks[HEAD] else format(EMBEDDING),
         "activations": activations,
         "cache": "float32",
     }

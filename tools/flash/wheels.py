@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 import click
 
 from link.config import read_toml
+from native import compiling
 from protocol.errors import ModelError, OutriderError
 from tools.models import ROOT
 
 PACKAGE = "outrider[edge]"
 OLDEST_GLIBC, NEWEST_GLIBC = 17, 45  # of `manylinux_2_N`
-SOURCES = ("pyproject.toml", "README.md", "LICENSE")  # beside the packages
+SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")  # beside the packages
+LIBRARY = "native/board/_board.so"  # in the project's wheel
+TRIPLES = {"armv7l": "arm-linux-gnueabihf"}  # of Debian's cross compilers, where not MACHINE-linux-gnu
 
 
 def platforms(machine: str, glibc: tuple[int, int] | None = None) -> list[str]:
@@ -28,12 +34,10 @@ def platforms(machine: str, glibc: tuple[int, int] | None = None) -> list[str]:
 
 def gather(out: Path, python: tuple[int, int], machine: str, glibc: tuple[int, int] | None = None) -> Path:
     """This checkout's wheel and all that it needs on a board, from pip's index. Raises ModelError where one is not to
-    be had.
+    be had. The board's library is in it where a compiler for the board is here; else it is said.
     """
     with tempfile.TemporaryDirectory(prefix="outrider-wheel-") as folder:
-        source = _copy(Path(folder, "source"))
-        _pip(["wheel", "--no-deps", "--wheel-dir", folder, str(source)], "building")
-        (built,) = Path(folder).glob("*.whl")
+        built = build(Path(folder), machine, glibc)
         out.mkdir(parents=True, exist_ok=True)
         ours = out / built.name
         shutil.copyfile(built, ours)
@@ -54,7 +58,30 @@ def unpack(
     return out
 
 
-def _copy(to: Path) -> Path:
+def build(folder: Path, machine: str, glibc: tuple[int, int] | None = None) -> Path:
+    """The project's own wheel, made in `folder`. Raises ModelError."""
+    source = copy_source(folder / "source")
+    compiler = compiler_for(machine)
+    if compiler is None:
+        return _build(source, folder / "pure", f"no compiler for {machine} is here ({_triple(machine)}-gcc)")
+    built = _build(source, folder / "native", CC=compiler)
+    needs = _needs_glibc(built)
+    if glibc is not None and needs is not None and needs > glibc:
+        why = f"here it would be linked with glibc {_version(needs)}, and the board has {_version(glibc)}"
+        return _build(source, folder / "pure", why)
+    return built
+
+
+def compiler_for(machine: str) -> str | None:
+    """`$CC`, `cc` or Debian's cross compiler: the first that compiles for boards of this architecture."""
+    for command in (os.environ.get("CC"), "cc", f"{_triple(machine)}-gcc"):
+        found = command and compiling.compiler(command)
+        if found and compiling.platform(found) == f"linux_{machine}":
+            return command
+    return None
+
+
+def copy_source(to: Path) -> Path:
     """What the wheel is made of, apart, so that the checkout gets no build folder and the wheel nothing old."""
     packages = read_toml(ROOT / "pyproject.toml")["tool"]["setuptools"]["packages"]["find"]["include"]
     for name in packages:
@@ -63,6 +90,28 @@ def _copy(to: Path) -> Path:
     for name in SOURCES:
         shutil.copyfile(ROOT / name, to / name)
     return to
+
+
+def _build(source: Path, out: Path, why_pure: str = "", **environment: str) -> Path:
+    if why_pure:
+        environment["OUTRIDER_NATIVE"] = "0"
+        click.echo(f"note    the wheel has no board library: {why_pure}; one with cc compiles it", err=True)
+    _pip(["wheel", "--no-deps", "--wheel-dir", str(out), str(source)], "building", environment=environment)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+def _needs_glibc(wheel: Path) -> tuple[int, int] | None:
+    """The newest C library that the board's library in a wheel asks for; None where there is none in it."""
+    with zipfile.ZipFile(wheel) as archive:
+        if LIBRARY not in archive.namelist():
+            return None
+        found = re.findall(rb"GLIBC_(\d+)\.(\d+)", archive.read(LIBRARY))
+    return max((int(major), int(minor)) for major, minor in found)
+
+
+def _triple(machine: str) -> str:
+    return TRIPLES.get(machine, f"{machine}-linux-gnu")
 
 
 def _target(python: tuple[int, int], machine: str, glibc: tuple[int, int] | None) -> list[str]:
@@ -74,9 +123,12 @@ def _version(python: tuple[int, int]) -> str:
     return ".".join(map(str, python))
 
 
-def _pip(command: list[str], where: str, remedy: str = "Check the network.") -> None:
+def _pip(
+    command: list[str], where: str, remedy: str = "Check the network.", environment: dict[str, str] | None = None
+) -> None:
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input"]
-    done = subprocess.run([*pip, *command], capture_output=True, text=True)
+    variables = {**os.environ, **(environment or {})}
+    done = subprocess.run([*pip, *command], capture_output=True, text=True, env=variables)
     if done.returncode:
         words = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
         what = words[-1].removeprefix("ERROR: ") if words else f"pip ended with {done.returncode}"

@@ -1,0 +1,91 @@
+"""A model's matrices, quantised: what every exporter writes, in whatever layout its runtime reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tools.export.quantise import Blocks, quantise
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+WEIGHT_BITS = 4
+
+# Two quantisations of one matrix differ by less than this of its norm; other matrices by about 1.4.
+SAME_MATRIX = 0.15
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a drafter is quantised, and for which runtime it is written: a key of `DRAFTER_WEIGHTS`.
+
+    group: weights that share a scale. embedding_bits: None where the embedding is to be the head's matrix, if the model
+    ties the two and the runtime is `onnx`; others lay the two out in other ways. symmetric: no zero points in matrices
+    of 4 bits.
+    accuracy_level: of MatMulNBits, 4 computes with int8 activations, 1 with float32. context: tokens.
+    """
+
+    runtime: str = "onnx"
+    group: int = 32
+    head_bits: int = 8
+    embedding_bits: int | None = None
+    symmetric: bool = False
+    accuracy_level: int = 4
+    context: int | None = None
+
+
+def quantise_model(
+    config: Any, weights: Mapping[str, torch.Tensor], options: Options, progress: Progress | None = None
+) -> dict[str, Blocks]:
+    """Every matrix of a checkpoint by its own name, each rounded by itself.
+
+    The head is there under its name for tied models too; embedding and head are one object where they share a matrix.
+    progress: called with (layers done, layers in all).
+    """
+    blocks = {HEAD: round_vocabulary(head(weights), options.head_bits, options)}
+    blocks[EMBEDDING] = embed(weights, options, blocks[HEAD])
+    for layer in range(config.num_hidden_layers):
+        for name in layer_matrices(weights, layer):
+            blocks[name] = quantise(weights[name], WEIGHT_BITS, options.group, options.symmetric)
+        if progress:
+            progress(layer + 1, config.num_hidden_layers)
+    return blocks
+
+
+def layer_matrices(weights: Iterable[str], layer: int) -> list[str]:
+    """Names of a layer's matrices, in the checkpoint's order."""
+    return [name for name in weights if re.fullmatch(rf"model\.layers\.{layer}\..*_proj\.weight", name)]
+
+
+def head(weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The matrix [vocab, hidden] that makes logits of hidden states."""
+    return weights.get(HEAD, weights[EMBEDDING])
+
+
+def embed(weights: Mapping[str, torch.Tensor], options: Options, head_blocks: Blocks) -> Blocks:
+    """The embedding's blocks: the head's own where the two are one matrix and nothing else is asked for."""
+    embedding = weights[EMBEDDING]
+    tied = HEAD not in weights or _same_matrix(embedding, weights[HEAD])
+    if tied and options.embedding_bits is None and options.runtime == "onnx":
+        return head_blocks
+    return round_vocabulary(embedding, options.embedding_bits or options.head_bits, options)
+
+
+def round_vocabulary(matrix: torch.Tensor, bits: int, options: Options) -> Blocks:
+    """Head or embedding [vocab, hidden]. 8 bits have levels enough to do without zero points."""
+    return quantise(matrix, bits, options.group, symmetric=options.symmetric or bits == 8)
+
+
+def _same_matrix(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two matrices are one, quantised twice, as in GGUF files of models with tied embeddings."""
+    if a.shape != b.shape:
+        return False
+    sample = slice(0, None, max(1, a.shape[0] // 4096))
+    x, y = a[sample].float(), b[sample].float()
+    return float((x - y).norm()) < SAME_MATRIX * float(y.norm())
