@@ -2,28 +2,51 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from edge.building import Building
 from edge.config import EdgeConfig
 from edge.cores import pin
 from edge.drafters import manifest, runtimes
+from edge.drafters.accelerator import Accelerator
 from edge.drafters.cached import CachedDrafter
 from edge.text import Text
+from protocol.errors import ModelError
 
 
 def load_drafter(config: EdgeConfig) -> CachedDrafter:
     """The drafter, on the board's cores, where this thread and all that it starts stay from now on.
 
+    Where TensorRT builds an engine for it first, that takes minutes, and is told of.
     Raises ModelError for a directory that cannot be used, ConfigError for a core that is not there.
     """
     drafter = config.drafter
     cores = pin(config.board)
-    return runtimes.load(
-        drafter.model,
-        drafter.kind,
-        threads=drafter.threads or cores,
-        providers=drafter.providers,
-        context=drafter.context,
-        verify=drafter.verify_weights,
-    )
+    with Building() as building:
+        return runtimes.load(
+            drafter.model,
+            drafter.kind,
+            threads=drafter.threads or cores,
+            providers=drafter.providers,
+            context=drafter.context,
+            verify=drafter.verify_weights,
+            accelerator=Accelerator(drafter.device, engines(config), drafter.fp16, building.told),
+        )
+
+
+def uses_tensorrt(config: EdgeConfig) -> bool:
+    """Whether the drafter runs in an engine that this board builds. False where its directory cannot be read."""
+    if config.drafter.kind != "auto":
+        return config.drafter.kind == "tensorrt"
+    try:
+        return manifest.read(config.drafter.model, "drafter").runtime == "tensorrt"
+    except ModelError:
+        return False
+
+
+def engines(config: EdgeConfig) -> Path:
+    """Where the board keeps what TensorRT builds."""
+    return config.drafter.engines or config.device.state / "engines"
 
 
 def load_text(config: EdgeConfig) -> Text:

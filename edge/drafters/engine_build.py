@@ -16,6 +16,7 @@ from protocol.errors import ModelError
 
 log = logging.getLogger(__name__)
 
+REASONS = 2  # of a parser's, which complains of each node that is like the first
 ROOM = 3  # times the weights: the plan, and as much again while it is written beside its predecessor
 SYSTEM_PACKAGES = "usr/lib/python3*/dist-packages/tensorrt"
 
@@ -58,7 +59,7 @@ def build(trt: ModuleType, graph: Path, slots: int, told: Told) -> Any:
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(graph)):
-        reasons = "; ".join(str(parser.get_error(i)).strip() for i in range(parser.num_errors))
+        reasons = "; ".join(str(parser.get_error(i)).strip() for i in range(min(parser.num_errors, REASONS)))
         raise ModelError(
             f"TensorRT {trt.__version__} does not take it: {reasons}",
             where=str(graph),
@@ -83,8 +84,8 @@ def build(trt: ModuleType, graph: Path, slots: int, told: Told) -> Any:
     return plan
 
 
-def check_disk(directory: Path, graph: Path) -> None:
-    """Raises ModelError where an engine of this graph would not fit."""
+def check_disk(directory: Path, graph: Path) -> int:
+    """Bytes that are free there. Raises ModelError where an engine of this graph would not fit."""
     place = next(parent for parent in (directory, *directory.parents) if parent.exists())
     need, free = ROOM * _size(graph), shutil.disk_usage(place).free
     if free < need:
@@ -93,6 +94,7 @@ def check_disk(directory: Path, graph: Path) -> None:
             where=str(directory),
             remedy="Make room, or name another place as `engines` of [drafter]",
         )
+    return free
 
 
 def _size(graph: Path) -> int:

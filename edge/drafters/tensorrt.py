@@ -50,6 +50,18 @@ class TensorRtDrafter(CachedDrafter):
         return cls(QdqForward(EnginePasses(trt, engine, stream, capacity, key), capacity), facts)
 
 
+def outlook(directory: Path, accelerator: Accelerator, context: int | None) -> tuple[str, bool]:
+    """What will happen at the next load, in words, and whether an engine is there for it. Raises as `load` would."""
+    facts = manifest.read(directory, "drafter")
+    trt = import_tensorrt()
+    key = key_of(trt, accelerator, facts, min(context or DEFAULT_CONTEXT, facts.context))
+    said = f"TensorRT {key.tensorrt}, SM {key.sm}, Jetson Linux {key.platform or '(none)'}"
+    if engine_cache.read(accelerator.engines, key) is not None:
+        return f"{said}: {key.path(accelerator.engines)}", True
+    free = check_disk(accelerator.engines, directory / facts.weights_files[0])
+    return f"{said}: none is kept in {accelerator.engines} yet, {free >> 20} MiB are free there", False
+
+
 def key_of(trt: ModuleType, accelerator: Accelerator, facts: manifest.Manifest, capacity: int) -> engine_cache.Key:
     """What an engine for this board and this drafter is kept as. Raises ModelError where there is no GPU."""
     return engine_cache.Key(
