@@ -17,6 +17,7 @@ SPEC_VERSION = 1
 MAX_TEMPERATURE = 16.0
 WEIGHT_ONE = 2.0**32  # the weight of the best token in top-p; all weights are integers, and so are their sums
 NEAR = 9.0  # below the peak over the temperature: most nuclei end above it
+BROKEN_LOGITS = "The model's weights or numerics are broken, or the temperature is far too small"  # what to do then
 PREFIXES = (256, 4096)  # how many of the best tokens top-p looks at before it sorts the whole vocabulary
 
 Ids = NDArray[np.int64]
@@ -91,7 +92,7 @@ def _peak(logits: NDArray[np.float32], temperature: float) -> float:
         raise SamplingError(
             f"the greatest of {logits.size} logits over the temperature {temperature} is {peak}",
             where="sampling",
-            remedy="The model's weights or numerics are broken, or the temperature is far too small",
+            remedy=BROKEN_LOGITS,
         )
     return peak
 

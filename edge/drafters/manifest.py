@@ -16,6 +16,7 @@ DRAFTER_WEIGHTS = {
     "native": ("drafter.safetensors",),
     "tensorrt": ("model.onnx", "model.onnx.data"),
 }
+HEAD_IDS = "head.ids"
 TARGET_WEIGHTS = ("model.safetensors",)
 
 
@@ -34,6 +35,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     runtime: what a drafter is computed by, a key of DRAFTER_WEIGHTS.
     special_tokens: what the chat template may name. quantisation: part of the model -> how, in words.
     compute: weight and activation bits that the matrix products really run with, e.g. "w4a8".
+    shortlist: ids in the head, listed in HEAD_IDS; 0 where it has all.
     golden: what a drafter must guess again on the board; None where it was not recorded.
     """
 
@@ -52,11 +54,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     special_tokens: dict[str, str] = {}
     compute: str = ""
     quantisation: dict[str, str] = {}
+    shortlist: int = 0
     golden: Golden | None = None
 
     @property
     def weights_files(self) -> tuple[str, ...]:
-        return DRAFTER_WEIGHTS[self.runtime] if self.kind == "drafter" else TARGET_WEIGHTS
+        if self.kind != "drafter":
+            return TARGET_WEIGHTS
+        return DRAFTER_WEIGHTS[self.runtime] + (HEAD_IDS,) * bool(self.shortlist)
 
 
 def digest(*paths: Path) -> str:

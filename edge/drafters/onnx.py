@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from edge.drafters import manifest
+from edge.drafters import manifest, shortlist
 from edge.drafters.accelerator import Accelerator
 from edge.drafters.cached import DEFAULT_CONTEXT, CachedDrafter, Forward, Seen
 from edge.drafters.providers import check_providers, qdq_forward, with_options
@@ -63,7 +63,7 @@ class OnnxDrafter(CachedDrafter):
                 forward = qdq_forward(session, capacity, runs_on(session), accelerator or Accelerator())
             else:
                 forward = OnnxForward(session, capacity)
-            return cls(forward, facts)
+            return cls(forward, facts, shortlist.read(directory, facts))
         except (KeyError, TypeError) as error:
             raise ModelError(
                 f"not a graph of this drafter: {error}",

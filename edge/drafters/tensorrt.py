@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.drafters import engine_cache, manifest
+from edge.drafters import engine_cache, manifest, shortlist
 from edge.drafters.accelerator import Accelerator
 from edge.drafters.cached import DEFAULT_CONTEXT, CachedDrafter
 from edge.drafters.cuda import TO_DEVICE, TO_HOST, DeviceCache, Memory, Pinned, Stream, aligned, compute_capability
@@ -47,7 +47,8 @@ class TensorRtDrafter(CachedDrafter):
         stream = Stream(accelerator.device)
         key = key_of(trt, accelerator, facts, capacity)
         engine = _engine(trt, directory / facts.weights_files[0], key, accelerator)
-        return cls(QdqForward(EnginePasses(trt, engine, stream, capacity, key), capacity), facts)
+        forward = QdqForward(EnginePasses(trt, engine, stream, capacity, key), capacity)
+        return cls(forward, facts, shortlist.read(directory, facts))
 
 
 def outlook(directory: Path, accelerator: Accelerator, context: int | None) -> tuple[str, bool]:

@@ -12,21 +12,21 @@ enum { BLOCK = 2 };
 #define ISA "avx2"
 #define NAME(what) what##_avx2
 #define EACH(i, n) _Pragma("GCC unroll 8") for (int i = 0; i < n; i++)
-#define AHEAD static inline __attribute__((always_inline))
+#define INLINED static inline __attribute__((always_inline))
 
-AHEAD __m256i four(const int8_t *planes) {
+INLINED __m256i four(const int8_t *planes) {
     int32_t word;
     __builtin_memcpy(&word, planes, 4);
     return _mm256_set1_epi32(word);
 }
 
 /* Both halves of a byte as bytes: `shift` 0 or 4. */
-AHEAD __m256i halves(const uint8_t *w, int shift) {
+INLINED __m256i halves(const uint8_t *w, int shift) {
     const __m256i both = _mm256_loadu_si256((const __m256i *)w);
     return _mm256_and_si256(shift ? _mm256_srli_epi16(both, 4) : both, _mm256_set1_epi8(15));
 }
 
-AHEAD void some_rows(
+INLINED void some_rows(
     const board_matrix *m, const fixed *x, int32_t row, int32_t panel, float *y, int64_t y_row, const int rows
 ) {
     const int32_t k = m->k, group = m->group, groups = k / group;
@@ -45,6 +45,7 @@ AHEAD void some_rows(
             EACH(r, rows) EACH(p, 2) EACH(h, 2) pairs[r][p][h] = upper[r][p][h] = _mm256_setzero_si256();
             const int32_t bytes = m->bits == 4 ? 4 : 8; /* times 64: of 32 inputs */
             for (int32_t step = 0; step < bytes; step++, w += 64) {
+                __builtin_prefetch(w + AHEAD);
                 EACH(h, 2) {
                     const __m256i a = halves(w + h * 32, 0), b = halves(w + h * 32, 4);
                     EACH(r, rows) EACH(p, 2) {

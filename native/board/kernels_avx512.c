@@ -39,6 +39,7 @@ static inline __attribute__((always_inline)) void some_rows(
             __m512i high2[8], low2[8]; /* where rows are few, shorter chains of sums */
             EACH(r, rows) high2[r] = low2[r] = _mm512_setzero_si512();
             for (int32_t step = 0; step < group; step += 8, w += 64, planes += 16) {
+                __builtin_prefetch(w + AHEAD);
                 const __m512i both = _mm512_loadu_si512(w);
                 const __m512i a = _mm512_and_si512(both, nibble);
                 const __m512i b = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
@@ -62,6 +63,7 @@ static inline __attribute__((always_inline)) void some_rows(
                 }
         } else {
             for (int32_t step = 0; step < group; step += 4, w += 64, planes += 8) {
+                __builtin_prefetch(w + AHEAD);
                 const __m512i a = _mm512_loadu_si512(w);
                 EACH(r, rows) {
                     const int8_t *at = planes + (int64_t)r * k * 2;
@@ -70,6 +72,8 @@ static inline __attribute__((always_inline)) void some_rows(
                 }
             }
         }
+        __builtin_prefetch(scales + g * PANEL + AHEAD / 8);
+        __builtin_prefetch(zeros + g * PANEL + AHEAD / 8);
         const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(scales + g * PANEL)));
         const __m512i zero = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(zeros + g * PANEL)));
         EACH(r, rows) {

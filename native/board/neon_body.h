@@ -25,6 +25,7 @@ static inline __attribute__((always_inline)) void some_rows(
             for (int32_t step = 0; step < group; step += 8, w += 64, planes += 16) {
                 int8x16_t a[2];
                 EACH(r, rows) a[r] = vld1q_s8(planes + (int64_t)r * k * 2);
+                __builtin_prefetch(w + AHEAD);
                 EACH(o, 4) {
                     const uint8x16_t both = vld1q_u8(w + o * 16);
                     const int8x16_t first = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15)));
@@ -41,6 +42,8 @@ static inline __attribute__((always_inline)) void some_rows(
             for (int32_t step = 0; step < group; step += 8, w += 128, planes += 16) {
                 int8x16_t a[2];
                 EACH(r, rows) a[r] = vld1q_s8(planes + (int64_t)r * k * 2);
+                __builtin_prefetch(w + AHEAD);
+                __builtin_prefetch(w + AHEAD + 64);
                 EACH(o, 4) {
                     const int8x16_t first = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(w + o * 16), vdupq_n_u8(128)));
                     const int8x16_t second = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(w + 64 + o * 16), vdupq_n_u8(128)));

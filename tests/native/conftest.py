@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from native import board
 
-SETS = ("scalar", "avx2", "avx512", "neon", "dotprod")
+FAMILIES = {"x86_64": ("scalar", "avx2", "avx512"), "aarch64": ("scalar", "neon", "dotprod")}
+SETS = FAMILIES.get(platform.machine(), ("scalar",))
 
 
 @pytest.fixture(scope="session")

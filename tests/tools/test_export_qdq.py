@@ -172,6 +172,18 @@ def test_command_and_what_it_refuses(tmp_path: Path) -> None:
     assert "groups of 64" in facts.quantisation["weights"]
 
 
+def test_a_shortlist_leaves_the_head_those_ids(tmp_path: Path) -> None:
+    source = sources.read(str(tiny_models.directory(tmp_path / "hf", "llama")))
+    write.write_tensorrt(source, tmp_path / "whole")
+    ids = np.arange(1, 300, 3, dtype=np.int32)[:-1]  # an odd number of them
+    facts = write.write_tensorrt(source, tmp_path / "short", head_ids=ids)
+    assert facts.shortlist == len(ids) == 99
+    whole, short = load(tmp_path / "whole"), load(tmp_path / "short")
+    expected, found = whole.logits(whole.prefill(IDS)), short.logits(short.prefill(IDS))
+    assert_close(found[ids], expected[ids])
+    assert np.isneginf(np.delete(found, ids)).all()
+
+
 def test_unsupported_models_are_refused_by_name(tmp_path: Path) -> None:
     source = sources.read(str(tiny_models.directory(tmp_path / "hf", "llama")))
     source.config.hidden_act = "gelu"

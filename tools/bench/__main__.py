@@ -6,7 +6,7 @@ from importlib import import_module
 
 import click
 
-NAMES = ("law", "link", "overhead", "policy", "verifier")
+NAMES = ("fidelity", "law", "link", "overhead", "policy", "verifier")
 
 
 class Benchmarks(click.Group):

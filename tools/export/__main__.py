@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import torch
 import transformers
 from click.core import ParameterSource
@@ -15,7 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from protocol.errors import ConfigError, OutriderError
+from tools.corpus import text
 from tools.export import qdq, sources, write
+from tools.export import shortlist as choosing
 from tools.export.quantised import Options
 
 console = Console(stderr=True)
@@ -69,14 +72,23 @@ def target(model: str, out: Path, dtype: str, force: bool) -> None:
     "--accuracy-level", type=click.Choice([1, 4]), default=4, show_default=True,
     help="Of MatMulNBits: 4 computes with int8 activations, 1 with float32.",
 )  # fmt: skip
+@click.option("--shortlist", type=click.IntRange(1), help="Ids that the head is computed for; wants --corpus.")
+@click.option(
+    "--corpus", type=click.Path(path_type=Path), help="What the target writes, by `tools.corpus write`: chooses them."
+)
 @click.option("--context", type=click.IntRange(min=16), help="Tokens; by default what the model takes.")
-def drafter(model: str, out: Path, force: bool, group: int | None, **options: Any) -> None:
+def drafter(
+    model: str, out: Path, force: bool, group: int | None, shortlist: int | None, corpus: Path | None, **options: Any
+) -> None:
     """A small model with 4-bit weights, for the board."""
     for_tensorrt = options["runtime"] == "tensorrt"
     if for_tensorrt:
         _check_for_tensorrt(group)
+    if (shortlist is None) != (corpus is None):
+        raise click.UsageError("--shortlist and --corpus belong together")
     write.check_free(out, force)
     source = _read(model)
+    head_ids = _choose(source, shortlist, corpus) if shortlist and corpus else None
     columns = TextColumn("quantising"), BarColumn(), MofNCompleteColumn(), TextColumn("layers"), TimeElapsedColumn()
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("", total=None)
@@ -85,10 +97,11 @@ def drafter(model: str, out: Path, force: bool, group: int | None, **options: An
             bar.update(task, completed=done, total=total)
 
         if for_tensorrt:
-            manifest = write.write_tensorrt(source, out, group or qdq.GROUP, options["context"], force, progress)
+            group = group or qdq.GROUP
+            manifest = write.write_tensorrt(source, out, group, options["context"], force, progress, head_ids)
         else:
             chosen = Options(group=group or Options.group, **options)
-            manifest = write.write_drafter(source, out, chosen, force, progress)
+            manifest = write.write_drafter(source, out, chosen, force, progress, head_ids)
     _report(out, manifest)
 
 
@@ -109,6 +122,12 @@ def _check_for_tensorrt(group: int | None) -> None:
 def _read(model: str) -> sources.Source:
     with console.status(f"reading {model}"):
         return sources.read(model)
+
+
+def _choose(source: sources.Source, size: int, corpus: Path) -> np.ndarray:
+    """On the texts that nothing is measured on."""
+    counts = text.counts(text.read(corpus, "calibration"), source.vocab_size)
+    return choosing.choose(counts, source.vocab_size, size, choosing.always(source))
 
 
 def _report(out: Path, manifest: write.Manifest) -> None:

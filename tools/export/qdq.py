@@ -10,7 +10,7 @@ Inputs, for `rows` new rows behind `past` slots of the cache, of which `bias` hi
     wanted      int32 [n]                     which of the new rows the head is computed for
     past.<layer>.key|value   float16 [past, kv_heads, head_dim]   slots first, so that a longer past is a longer prefix
 Outputs:
-    logits      float32 [n, vocab], the vocabulary made even
+    logits      float32 [n, m], of the ids that the head has, their number made even
     new         float16 [2 * layers, rows, kv_heads * head_dim]   key and value of each layer, to be put behind the past
 """
 
@@ -268,7 +268,7 @@ class Graph:
             ("wanted", TensorProto.INT32, ["n"]),
             *((f"past.{side}", HALF, ["past", self.kv_heads, self.width]) for side in sides),
         ]
-        vocab = self.config.vocab_size + self.config.vocab_size % 2
+        vocab = self.blocks[HEAD].n + self.blocks[HEAD].n % 2
         outputs: list[tuple[str, int, list[Any]]] = [
             ("logits", FLOAT, ["n", vocab]),
             ("new", HALF, [len(sides), "rows", self.kv_heads * self.width]),

@@ -86,6 +86,21 @@ def dequantise(blocks: Blocks) -> torch.Tensor:
     return values.reshape(blocks.n, -1)[:, : blocks.k]
 
 
+def rounded(weight: torch.Tensor, bits: int, group: int, symmetric: bool) -> torch.Tensor:
+    """What [n, k] becomes with so many bits, 2 to 8, in float32: as `dequantise(quantise(...))`, for bits too that
+    no layout holds.
+    """
+    n, k = weight.shape
+    made = torch.empty(n, k)
+    step = max(1, CHUNK // k)
+    for start in range(0, n, step):
+        rows = torch.nn.functional.pad(weight[start : start + step].float(), (0, -k % group))
+        q, scale, zero = _fit(rows.reshape(rows.shape[0], -1, group), bits, symmetric)
+        values = (q.float() - zero.float()[:, :, None]) * scale[:, :, None]
+        made[start : start + step] = values.flatten(1)[:, :k]
+    return made
+
+
 def zeros(blocks: Blocks) -> np.ndarray:
     """Every group's zero point, uint8 [n, groups]."""
     if blocks.zero_points is None:
@@ -120,11 +135,11 @@ def _spans(groups: torch.Tensor, bits: int, symmetric: bool) -> Iterator[tuple[t
     if symmetric:
         # The largest magnitude goes to level 0, the one level without a mirror image.
         extreme = groups.gather(2, groups.abs().argmax(2, keepdim=True)).squeeze(2)
-        for share in SHRINK if bits == 4 else (1.0,):
+        for share in SHRINK if bits <= 4 else (1.0,):
             yield extreme * (-share / middle), torch.full_like(extreme, middle)
         return
     low, high = groups.amin(2).clamp_(max=0), groups.amax(2).clamp_(min=0)
-    for share in SHRINK if bits == 4 else (1.0,):
+    for share in SHRINK if bits <= 4 else (1.0,):
         scale = ((high - low) * (share / top)).clamp_(min=1e-12)
         yield scale, (top / 2 - (high + low) / 2 / scale).round_().clamp_(0, top)
 

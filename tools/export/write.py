@@ -10,12 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
 from edge.drafters import golden, runtimes
-from edge.drafters.manifest import DRAFTER_WEIGHTS, MANIFEST, TARGET_WEIGHTS, TOKENIZER, Golden, Manifest, digest
+from edge.drafters.manifest import (
+    DRAFTER_WEIGHTS,
+    HEAD_IDS,
+    MANIFEST,
+    TARGET_WEIGHTS,
+    TOKENIZER,
+    Golden,
+    Manifest,
+    digest,
+)
 from protocol.errors import ConfigError
-from tools.export import graph, packed, qdq
+from tools.export import graph, packed, qdq, shortlist
 from tools.export.quantise import Blocks
 from tools.export.quantised import EMBEDDING, HEAD, Options, Progress, layer_matrices, quantise_model
 from tools.export.sources import Source
@@ -44,15 +54,23 @@ def write_target(source: Source, out: Path, dtype: str = "float32", force: bool 
 
 
 def write_drafter(
-    source: Source, out: Path, options: Options, force: bool = False, progress: Progress | None = None
+    source: Source,
+    out: Path,
+    options: Options,
+    force: bool = False,
+    progress: Progress | None = None,
+    head_ids: np.ndarray | None = None,
 ) -> Manifest:
-    """A directory that the board's drafter loads.
+    """A directory that the board's drafter loads. head_ids: the head's, int32 [m] ascending, None for all.
 
     Raises ConfigError where `out` cannot be written, ModelError where the runtime cannot express the model.
     """
     with directory(out, force) as part:
         graph.check(source.config)
         blocks = quantise_model(source.config, source.weights, options, progress)
+        if head_ids is not None:
+            blocks = shortlist.cut(blocks, head_ids)
+            (part / HEAD_IDS).write_bytes(head_ids.astype("<i4").tobytes())
         most = source.config.max_position_embeddings
         context = min(options.context or most, most)
         if options.runtime == "native":
@@ -69,6 +87,7 @@ def write_drafter(
             runtime=options.runtime,
             compute=_compute(options),
             quantisation=_describe(options, blocks),
+            shortlist=0 if head_ids is None else len(head_ids),
         )
         manifest = msgspec.structs.replace(manifest, golden=_golden(part))
         _save(manifest, part)
@@ -82,16 +101,21 @@ def write_tensorrt(
     context: int | None = None,
     force: bool = False,
     progress: Progress | None = None,
+    head_ids: np.ndarray | None = None,
 ) -> Manifest:
-    """A directory that the board's TensorRT drafter loads; ONNX Runtime does too. group: weights that share a scale.
+    """A directory that the board's TensorRT drafter loads; ONNX Runtime does too. group: weights that share a scale;
+    head_ids: as in `write_drafter`.
 
     Raises ConfigError where `out` cannot be written, ModelError where the graph cannot express the model.
     """
     with directory(out, force) as part:
         graph.check(source.config)
+        blocks = qdq.quantise_model(source.config, source.weights, group, progress)
+        if head_ids is not None:
+            blocks = shortlist.cut(blocks, head_ids)
+            (part / HEAD_IDS).write_bytes(head_ids.astype("<i4").tobytes())
         most = source.config.max_position_embeddings
         context = min(context or most, most)
-        blocks = qdq.quantise_model(source.config, source.weights, group, progress)
         qdq.Graph(source.config, source.weights, blocks, context).save(part)
         manifest = _finish(
             source,
@@ -102,6 +126,7 @@ def write_tensorrt(
             context=context,
             compute="w4a16",
             quantisation=qdq.describe(group),
+            shortlist=0 if head_ids is None else len(head_ids),
         )
         manifest = msgspec.structs.replace(manifest, golden=_golden(part, "onnx"))
         _save(manifest, part)
