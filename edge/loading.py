@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from edge.building import Building
@@ -13,6 +14,8 @@ from edge.drafters.cached import CachedDrafter
 from edge.text import Text
 from protocol.errors import ModelError
 
+log = logging.getLogger(__name__)
+
 
 def load_drafter(config: EdgeConfig) -> CachedDrafter:
     """The drafter, on the board's cores, where this thread and all that it starts stay from now on.
@@ -23,7 +26,7 @@ def load_drafter(config: EdgeConfig) -> CachedDrafter:
     drafter = config.drafter
     cores = pin(config.board)
     with Building() as building:
-        return runtimes.load(
+        loaded = runtimes.load(
             drafter.model,
             drafter.kind,
             threads=drafter.threads or cores,
@@ -32,6 +35,8 @@ def load_drafter(config: EdgeConfig) -> CachedDrafter:
             verify=drafter.verify_weights,
             accelerator=Accelerator(drafter.device, engines(config), drafter.fp16, building.told),
         )
+    log.info("drafting with %s, %s on %s", loaded.info.name, loaded.info.compute, loaded.info.provider)
+    return loaded
 
 
 def uses_tensorrt(config: EdgeConfig) -> bool:
