@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from protocol.errors import ConfigError, OutriderError
 from tools.corpus import text
+from tools.export import corpus as calibration
 from tools.export import qdq, sources, write
 from tools.export import shortlist as choosing
 from tools.export.quantised import Options
@@ -59,9 +61,10 @@ def target(model: str, out: Path, dtype: str, force: bool) -> None:
 @main.command()
 @common
 @click.option(
-    "--runtime", type=click.Choice(["native", "onnx", "tensorrt"]), default="onnx", show_default=True,
+    "--runtime", type=click.Choice(["native", "onnx", "tensorrt"]), default="native", show_default=True,
     help="What computes it.",
 )  # fmt: skip
+@click.option("--bits", type=click.Choice([4, 8]), default=4, show_default=True, help="Bits of the layers' matrices.")
 @click.option("--group", type=click.Choice([16, 32, 64, 128]), help="Weights a scale: 32, for tensorrt 128.")
 @click.option("--head-bits", type=click.Choice([4, 8]), default=8, show_default=True, help="Bits of the head.")
 @click.option(
@@ -77,10 +80,36 @@ def target(model: str, out: Path, dtype: str, force: bool) -> None:
     "--corpus", type=click.Path(path_type=Path), help="What the target writes, by `tools.corpus write`: chooses them."
 )
 @click.option("--context", type=click.IntRange(min=16), help="Tokens; by default what the model takes.")
+@click.option(
+    "--calibrate",
+    type=click.Path(path_type=Path),
+    help="Text that the target wrote, from `python -m tools.corpus write`.",
+)
+@click.option(
+    "--tokens",
+    type=click.IntRange(min=1),
+    default=16384,
+    show_default=True,
+    help="Of that text, at most, spread evenly.",
+)
+@click.option("--threads", type=click.IntRange(min=1), help="That calibration uses; by default one a core.")
+@click.option(
+    "--work", type=click.Path(path_type=Path), help="Where calibrated layers are kept; by default OUT.calibration."
+)
 def drafter(
-    model: str, out: Path, force: bool, group: int | None, shortlist: int | None, corpus: Path | None, **options: Any
+    model: str,
+    out: Path,
+    force: bool,
+    group: int | None,
+    shortlist: int | None,
+    corpus: Path | None,
+    calibrate: Path | None,
+    tokens: int,
+    threads: int | None,
+    work: Path | None,
+    **options: Any,
 ) -> None:
-    """A small model with 4-bit weights, for the board."""
+    """A small model with quantised weights, for the board."""
     for_tensorrt = options["runtime"] == "tensorrt"
     if for_tensorrt:
         _check_for_tensorrt(group)
@@ -89,6 +118,9 @@ def drafter(
     write.check_free(out, force)
     source = _read(model)
     head_ids = _choose(source, shortlist, corpus) if shortlist and corpus else None
+    learned_on = calibration.read(calibrate, source.config.vocab_size, tokens) if calibrate else None
+    if learned_on:
+        torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     columns = TextColumn("quantising"), BarColumn(), MofNCompleteColumn(), TextColumn("layers"), TimeElapsedColumn()
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("", total=None)
@@ -101,7 +133,9 @@ def drafter(
             manifest = write.write_tensorrt(source, out, group, options["context"], force, progress, head_ids)
         else:
             chosen = Options(group=group or Options.group, **options)
-            manifest = write.write_drafter(source, out, chosen, force, progress, head_ids)
+            manifest = write.write_drafter(
+                source, out, chosen, force, progress, head_ids=head_ids, corpus=learned_on, workdir=work
+            )
     _report(out, manifest)
 
 
@@ -110,12 +144,12 @@ def _check_for_tensorrt(group: int | None) -> None:
     if group not in (None, 64, 128):
         raise ConfigError(f"groups of {group} with --runtime tensorrt", where="--group", remedy="choose 128 or 64")
     context = click.get_current_context()
-    for name in ("head_bits", "embedding_bits", "symmetric", "accuracy_level"):
+    for name in ("bits", "head_bits", "embedding_bits", "symmetric", "accuracy_level", "calibrate"):
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise ConfigError(
                 "is not for --runtime tensorrt",
                 where=f"--{name.replace('_', '-')}",
-                remedy="leave it out: its weights are symmetric and of four bits, its activations float16",
+                remedy="leave it out: its weights are symmetric and of four bits, each rounded by itself",
             )
 
 

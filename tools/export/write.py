@@ -26,9 +26,12 @@ from edge.drafters.manifest import (
 )
 from protocol.errors import ConfigError
 from tools.export import graph, packed, qdq, shortlist
+from tools.export.calibrate import calibrate, key
+from tools.export.corpus import Corpus
 from tools.export.quantise import Blocks
 from tools.export.quantised import EMBEDDING, HEAD, Options, Progress, layer_matrices, quantise_model
 from tools.export.sources import Source
+from tools.export.tune import tune
 
 CHAT_TEMPLATE = "chat_template.jinja"
 GOLDEN_TEXT = "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday. One, two, three, four, five,"
@@ -60,14 +63,25 @@ def write_drafter(
     force: bool = False,
     progress: Progress | None = None,
     head_ids: np.ndarray | None = None,
+    corpus: Corpus | None = None,
+    workdir: Path | None = None,
 ) -> Manifest:
     """A directory that the board's drafter loads. head_ids: the head's, int32 [m] ascending, None for all.
 
+    corpus: text to calibrate on; without it every weight is rounded by itself. workdir: where a calibration that is cut
+    off goes on from, by default beside `out`.
     Raises ConfigError where `out` cannot be written, ModelError where the runtime cannot express the model.
     """
     with directory(out, force) as part:
         graph.check(source.config)
-        blocks = quantise_model(source.config, source.weights, options, progress)
+        weights = source.weights
+        if corpus:
+            kept = (workdir or out.with_name(f"{out.name}.calibration")) / key(source.origin["sha256"], options, corpus)
+            blocks = calibrate(source.config, weights, options, corpus, kept, progress)
+            blocks, vectors = tune(source.config, weights, blocks, corpus, kept, progress)
+            weights = {**weights, **vectors}
+        else:
+            blocks = quantise_model(source.config, weights, options, progress)
         if head_ids is not None:
             blocks = shortlist.cut(blocks, head_ids)
             (part / HEAD_IDS).write_bytes(head_ids.astype("<i4").tobytes())
@@ -75,9 +89,9 @@ def write_drafter(
         context = min(options.context or most, most)
         if options.runtime == "native":
             rope = graph.rotations(source.config, context)
-            packed.save(source.config, source.weights, blocks, part / DRAFTER_WEIGHTS["native"][0], rope)
+            packed.save(source.config, weights, blocks, part / DRAFTER_WEIGHTS["native"][0], rope)
         else:
-            graph.build(source.config, source.weights, blocks, options).save(part)
+            graph.build(source.config, weights, blocks, options).save(part)
         manifest = _finish(
             source,
             part,
@@ -86,7 +100,7 @@ def write_drafter(
             context=context,
             runtime=options.runtime,
             compute=_compute(options),
-            quantisation=_describe(options, blocks),
+            quantisation=_describe(options, blocks, corpus),
             shortlist=0 if head_ids is None else len(head_ids),
         )
         manifest = msgspec.structs.replace(manifest, golden=_golden(part))
@@ -151,11 +165,13 @@ def _compute(options: Options) -> str:
     return "w4a8" if options.accuracy_level == 4 else "w4a32"
 
 
-def _describe(options: Options, blocks: Mapping[str, Blocks]) -> Mapping[str, str]:
+def _describe(options: Options, blocks: Mapping[str, Blocks], corpus: Corpus | None) -> Mapping[str, str]:
     def format(name: str) -> str:
         signed = "symmetric" if blocks[name].zero_points is None else "asymmetric"
         return f"int{blocks[name].bits} {signed} groups of {blocks[name].group}, float16 scales"
 
+    how = f", GPTQ and learned scales on {corpus.tokens} tokens of {corpus.digest[:12]}" if corpus else ""
+    shared = blocks[EMBEDDING] is blocks[HEAD]
     if options.runtime == "native":
         activations = f"16-bit fixed point in groups of {options.group} inside products, float32 elsewhere"
     elif options.accuracy_level == 4:
@@ -163,9 +179,9 @@ def _describe(options: Options, blocks: Mapping[str, Blocks]) -> Mapping[str, st
     else:
         activations = f"float32 (MatMulNBits accuracy level {options.accuracy_level})"
     return {
-        "weights": format(layer_matrices(blocks, 0)[0]),
-        "head": format(HEAD),
-        "embedding": "the head's matrix" if blocks[EMBEDDING] is blocks[HEAD] else format(EMBEDDING),
+        "weights": format(layer_matrices(blocks, 0)[0]) + how,
+        "head": format(HEAD) + ("" if shared else how),
+        "embedding": "the head's matrix" if shared else format(EMBEDDING),
         "activations": activations,
         "cache": "float32",
     }
