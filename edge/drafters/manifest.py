@@ -14,6 +14,7 @@ TOKENIZER = "tokenizer.json"
 DRAFTER_WEIGHTS = {
     "onnx": ("model.onnx", "model.onnx.data"),
     "native": ("drafter.safetensors",),
+    "tensorrt": ("model.onnx", "model.onnx.data"),
     "litert": ("model.tflite",),
     "suffix": (),
 }

@@ -13,13 +13,14 @@ import click
 import numpy as np
 import torch
 import transformers
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from protocol.errors import OutriderError
+from protocol.errors import ConfigError, OutriderError
 from tools.corpus import text
 from tools.export import corpus as calibration
-from tools.export import litert, sources, write
+from tools.export import litert, qdq, sources, write
 from tools.export import shortlist as choosing
 from tools.export.quantised import Options
 
@@ -61,10 +62,11 @@ def target(model: str, out: Path, dtype: str, force: bool) -> None:
 @main.command()
 @common
 @click.option(
-    "--runtime", type=click.Choice(["native", "onnx"]), default="native", show_default=True, help="What computes it."
-)
+    "--runtime", type=click.Choice(["native", "onnx", "tensorrt"]), default="native", show_default=True,
+    help="What computes it.",
+)  # fmt: skip
 @click.option("--bits", type=click.Choice([4, 8]), default=4, show_default=True, help="Bits of the layers' matrices.")
-@click.option("--group", type=click.Choice([16, 32, 64, 128]), default=32, show_default=True, help="Weights a scale.")
+@click.option("--group", type=click.Choice([16, 32, 64, 128]), help="Weights a scale: 32, for tensorrt 128.")
 @click.option("--head-bits", type=click.Choice([4, 8]), default=8, show_default=True, help="Bits of the head.")
 @click.option(
     "--embedding-bits", type=click.Choice([4, 8]), help="Bits of an embedding of its own; else it is the head, if tied."
@@ -99,6 +101,7 @@ def drafter(
     model: str,
     out: Path,
     force: bool,
+    group: int | None,
     shortlist: int | None,
     corpus: Path | None,
     calibrate: Path | None,
@@ -108,6 +111,9 @@ def drafter(
     **options: Any,
 ) -> None:
     """A small model with quantised weights, for the board."""
+    for_tensorrt = options["runtime"] == "tensorrt"
+    if for_tensorrt:
+        _check_for_tensorrt(group)
     if (shortlist is None) != (corpus is None):
         raise click.UsageError("--shortlist and --corpus belong together")
     write.check_free(out, force)
@@ -119,16 +125,18 @@ def drafter(
     columns = TextColumn("quantising"), BarColumn(), MofNCompleteColumn(), TextColumn("layers"), TimeElapsedColumn()
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("", total=None)
-        manifest = write.write_drafter(
-            source,
-            out,
-            Options(**options),
-            force,
-            lambda done, total: bar.update(task, completed=done, total=total),
-            head_ids=head_ids,
-            corpus=learned_on,
-            workdir=work,
-        )
+
+        def progress(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        if for_tensorrt:
+            group = group or qdq.GROUP
+            manifest = write.write_tensorrt(source, out, group, options["context"], force, progress, head_ids)
+        else:
+            chosen = Options(group=group or Options.group, **options)
+            manifest = write.write_drafter(
+                source, out, chosen, force, progress, head_ids=head_ids, corpus=learned_on, workdir=work
+            )
     _report(out, manifest)
 
 
@@ -157,6 +165,20 @@ def tokenizer(exported: Path, out: Path, force: bool) -> None:
     """The tokenizer alone of an EXPORTED target or drafter, for a board too small for a model."""
     write.check_free(out, force)
     _report(out, write.write_tokenizer(exported, out, force))
+
+
+def _check_for_tensorrt(group: int | None) -> None:
+    """Raises ConfigError for what its engines cannot be made of."""
+    if group not in (None, 64, 128):
+        raise ConfigError(f"groups of {group} with --runtime tensorrt", where="--group", remedy="choose 128 or 64")
+    context = click.get_current_context()
+    for name in ("bits", "head_bits", "embedding_bits", "symmetric", "accuracy_level", "calibrate"):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise ConfigError(
+                "is not for --runtime tensorrt",
+                where=f"--{name.replace('_', '-')}",
+                remedy="leave it out: its weights are symmetric and of four bits, each rounded by itself",
+            )
 
 
 def _read(model: str) -> sources.Source:

@@ -26,7 +26,7 @@ from edge.drafters.manifest import (
     read,
 )
 from protocol.errors import ConfigError
-from tools.export import graph, packed, shortlist
+from tools.export import graph, packed, qdq, shortlist
 from tools.export.calibrate import calibrate, key
 from tools.export.corpus import Corpus
 from tools.export.quantise import Blocks
@@ -109,6 +109,45 @@ def write_drafter(
         return manifest
 
 
+def write_tensorrt(
+    source: Source,
+    out: Path,
+    group: int = qdq.GROUP,
+    context: int | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+    head_ids: np.ndarray | None = None,
+) -> Manifest:
+    """A directory that the board's TensorRT drafter loads; ONNX Runtime does too. group: weights that share a scale;
+    head_ids: as in `write_drafter`.
+
+    Raises ConfigError where `out` cannot be written, ModelError where the graph cannot express the model.
+    """
+    with directory(out, force) as part:
+        graph.check(source.config)
+        blocks = qdq.quantise_model(source.config, source.weights, group, progress)
+        if head_ids is not None:
+            blocks = shortlist.cut(blocks, head_ids)
+            (part / HEAD_IDS).write_bytes(head_ids.astype("<i4").tobytes())
+        most = source.config.max_position_embeddings
+        context = min(context or most, most)
+        qdq.Graph(source.config, source.weights, blocks, context).save(part)
+        manifest = _finish(
+            source,
+            part,
+            kind="drafter",
+            runtime="tensorrt",
+            dtype="float16",
+            context=context,
+            compute="w4a16",
+            quantisation=qdq.describe(group),
+            shortlist=0 if head_ids is None else len(head_ids),
+        )
+        manifest = msgspec.structs.replace(manifest, golden=_golden(part, "onnx"))
+        _save(manifest, part)
+        return manifest
+
+
 def write_litert(source: Source, file: Path, out: Path, force: bool = False) -> Manifest:
     """A directory that the board's LiteRT drafter loads, from the `.tflite` file of the same model.
 
@@ -159,13 +198,13 @@ def write_tokenizer(exported: Path, out: Path, force: bool = False) -> Manifest:
         return manifest
 
 
-def _golden(part: Path) -> Golden | None:
+def _golden(part: Path, kind: str = "auto") -> Golden | None:
     """What the drafter guesses here; None where its runtime is not installed, or the text has no token of its own."""
     from tokenizers import Tokenizer
 
     ids = Tokenizer.from_file(str(part / TOKENIZER)).encode(GOLDEN_TEXT, add_special_tokens=False).ids
     try:
-        drafter = runtimes.load(part, context=len(ids) + golden.GUESSES)
+        drafter = runtimes.load(part, kind, context=len(ids) + golden.GUESSES)
     except ImportError:
         return None
     return golden.record(drafter, ids) if 0 < len(ids) + golden.GUESSES <= drafter.info.context else None
