@@ -16,7 +16,7 @@ MINUTES ?= 30
 # Makes an aarch64 userland for emulation: SCRIPT DIR WHEEL... leaves DIR/armpy, its Python.
 ARM64_USERLAND ?= ../shared/arm/arm64_userland.sh
 
-.PHONY: demo test test-vllm test-arm lint bench fuzz sanitize faults clean
+.PHONY: demo test test-vllm test-arm lint bench fidelity fuzz sanitize faults clean
 
 demo: $(VENV)/.ready
 	@$(BIN)/python -m tools.demo --pair $(PAIR) $(if $(JSON),--json)
@@ -42,6 +42,13 @@ lint: $(VENV)/.ready
 bench: $(VENV)/.ready $(TRACES)
 	$(BIN)/python -m tools.bench overhead
 	$(BIN)/python -m tools.bench link --traces $(TRACES) --rtt-ms 50
+
+# What quantising costs a drafter, on texts of its target: docs/fidelity.md. It takes an hour, and goes on where it was.
+fidelity: $(VENV)/.ready
+	@mkdir -p models
+	$(BIN)/python -m tools.corpus write --pair $(PAIR) --out models/$(PAIR)-corpus.jsonl --tokens 256
+	$(BIN)/python -m tools.bench fidelity --pair $(PAIR) --corpus models/$(PAIR)-corpus.jsonl \
+		--keep models/$(PAIR)-fidelity --picture models/$(PAIR)-fidelity.svg
 
 # Coverage-guided, over all targets: docs/testing.md.
 fuzz: $(VENV)/.ready

@@ -15,9 +15,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.drafters import shortlist
 from edge.drafters.base import Candidate, DrafterInfo
 from edge.drafters.manifest import Manifest
 from edge.drafters.rank import rank
+from edge.drafters.shortlist import HeadIds
 from protocol.errors import ModelError
 from protocol.sampling import Sampling
 
@@ -65,11 +67,14 @@ class Row:
 
 
 class CachedDrafter:
-    """A `Drafter` over any `Forward`. Used by one thread at a time."""
+    """A `Drafter` over any `Forward`. Used by one thread at a time.
+
+    head_ids: [m] what the places in the forward's logits stand for, where these are not all ids in their order.
+    """
 
     info: DrafterInfo
 
-    def __init__(self, forward: Forward, facts: Manifest) -> None:
+    def __init__(self, forward: Forward, facts: Manifest, head_ids: HeadIds | None = None) -> None:
         self.info = DrafterInfo(
             name=facts.name,
             vocab_size=facts.vocab_size,
@@ -79,7 +84,7 @@ class CachedDrafter:
             compute=facts.compute,
             provider=forward.provider,
         )
-        self._forward = forward
+        self._forward, self._head_ids = forward, head_ids
         self._text: list[int] = []
         self._last: Row | None = None
         self._tree: list[Row] = []  # in slot order, which is the order of evaluation
@@ -161,14 +166,22 @@ class CachedDrafter:
 
     def candidates(self, row: Row, sampling: Sampling, n: int) -> list[Candidate]:
         """The n likeliest guesses behind `row`. See `Drafter.candidates`."""
-        ids, probabilities = rank(self.logits(row), row.position + 1, sampling, n)
+        ids, probabilities = rank(self._headed(row), row.position + 1, sampling, n, self._head_ids)
         return [Candidate(int(id), float(p)) for id, p in zip(ids, probabilities, strict=True)]
 
     def logits(self, row: Row) -> np.ndarray:
-        """What the candidates behind `row` are ranked by: float32 [vocab], a view that the next pass overwrites."""
+        """What the candidates behind `row` are ranked by: float32 [vocab], minus infinity for ids that the head lacks.
+
+        The next pass may overwrite it.
+        """
+        logits = self._headed(row)
+        return logits if self._head_ids is None else shortlist.spread(logits, self._head_ids, self.info.vocab_size)
+
+    def _headed(self, row: Row) -> np.ndarray:
+        """Logits of the ids that the head has, by their places; the tokenizer may have fewer than a whole head."""
         if row.evaluation != self._evaluation:
             raise ValueError("only the rows of the latest pass can be asked for candidates or logits")
-        return self._logits[row.index, : self.info.vocab_size]
+        return self._logits[row.index, : self.info.vocab_size if self._head_ids is None else self._head_ids.size]
 
     def room(self) -> int:
         return self.info.context - self._used

@@ -14,7 +14,11 @@ TOKENIZER = "tokenizer.json"
 DRAFTER_WEIGHTS = {
     "onnx": ("model.onnx", "model.onnx.data"),
     "native": ("drafter.safetensors",),
+    "tensorrt": ("model.onnx", "model.onnx.data"),
+    "litert": ("model.tflite",),
+    "suffix": (),
 }
+HEAD_IDS = "head.ids"
 TARGET_WEIGHTS = ("model.safetensors",)
 
 
@@ -33,6 +37,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     runtime: what a drafter is computed by, a key of DRAFTER_WEIGHTS.
     special_tokens: what the chat template may name. quantisation: part of the model -> how, in words.
     compute: weight and activation bits that the matrix products really run with, e.g. "w4a8".
+    shortlist: ids in the head, listed in HEAD_IDS; 0 where it has all.
     golden: what a drafter must guess again on the board; None where it was not recorded.
     """
 
@@ -51,11 +56,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     special_tokens: dict[str, str] = {}
     compute: str = ""
     quantisation: dict[str, str] = {}
+    shortlist: int = 0
     golden: Golden | None = None
 
     @property
     def weights_files(self) -> tuple[str, ...]:
-        return DRAFTER_WEIGHTS[self.runtime] if self.kind == "drafter" else TARGET_WEIGHTS
+        if self.kind != "drafter":
+            return TARGET_WEIGHTS
+        return DRAFTER_WEIGHTS[self.runtime] + (HEAD_IDS,) * bool(self.shortlist)
 
 
 def digest(*paths: Path) -> str:
@@ -74,7 +82,8 @@ def digest(*paths: Path) -> str:
 def read(directory: Path, kind: str, *, verify: bool = False) -> Manifest:
     """The manifest of a model directory, its tokenizer checked by digest, and with `verify` its weights too.
 
-    Raises ModelError where a file is missing, cannot be read, or is not what the manifest says.
+    kind: what it must hold, "" for either. Raises ModelError where a file is missing, cannot be read, or is not what
+    the manifest says.
     """
     path = directory / MANIFEST
     try:
@@ -83,11 +92,11 @@ def read(directory: Path, kind: str, *, verify: bool = False) -> Manifest:
         raise ModelError(
             f"no manifest: {error.strerror}",
             where=str(path),
-            remedy=f"make it: python -m tools.export {kind} MODEL OUT",
+            remedy=f"make it: python -m tools.export {kind or 'drafter'} MODEL OUT",
         ) from error
     except msgspec.DecodeError as error:
         raise ModelError(f"not a manifest: {error}", where=str(path), remedy="export the model again") from error
-    if manifest.kind != kind:
+    if kind and manifest.kind != kind:
         raise ModelError(
             f"holds a {manifest.kind}, not a {kind}", where=str(path), remedy=f"give the directory of the {kind}"
         )
@@ -99,7 +108,7 @@ def read(directory: Path, kind: str, *, verify: bool = False) -> Manifest:
         )
     _check(directory / TOKENIZER, digest(directory / TOKENIZER), manifest.tokenizer_digest)
     weights = [directory / name for name in manifest.weights_files]
-    if verify:
+    if verify and weights:
         _check(weights[-1], digest(*weights), manifest.weights_digest)
     for file in weights:
         if not file.is_file():

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from edge.drafters import container, manifest
+from edge.drafters import container, manifest, shortlist
 from edge.drafters.cached import DEFAULT_CONTEXT, CachedDrafter, Seen
 from native import board
 from protocol.errors import ModelError
@@ -82,7 +82,7 @@ class NativeDrafter(CachedDrafter):
                 where=str(path),
                 remedy="export the model again",
             )
-        return cls(forward, facts)
+        return cls(forward, facts, shortlist.read(directory, facts))
 
 
 class NativeForward:

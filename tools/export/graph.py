@@ -9,7 +9,7 @@ Inputs, for `rows` new rows behind `total - rows` that the cache holds, in slots
     logit_rows      int64 [n]                   which of the new rows the head is computed for
     past.<layer>.key|value     float [1, kv_heads, capacity, head_dim]
 Outputs:
-    logits          float [n, vocab]
+    logits          float [n, m]                of the ids in the head, all or a shortlist
     present.<layer>.key|value  the same buffers: bind both to one pointer, and ONNX Runtime writes the new rows in place
 """
 
@@ -102,7 +102,7 @@ def build(config: Any, weights: Mapping[str, torch.Tensor], blocks: Mapping[str,
     context = min(options.context or config.max_position_embeddings, config.max_position_embeddings)
     cos, sin = rotations(config, context)
     rope = [graph.constant("cos", cos), graph.constant("sin", sin)]
-    _declare(graph, config)
+    _declare(graph, config, blocks[HEAD].n)
 
     head, embedding = blocks[HEAD], blocks[EMBEDDING]
     head_names = graph.blocks("head", head)
@@ -164,7 +164,7 @@ def rotations(config: Any, context: int) -> tuple[np.ndarray, np.ndarray]:
     return cos[0, :, :half].float().numpy(), sin[0, :, :half].float().numpy()
 
 
-def _declare(graph: Graph, config: Any) -> None:
+def _declare(graph: Graph, config: Any, logits: int) -> None:
     heads, width = config.num_key_value_heads, head_dim(config)
     int64, int32, float32 = TensorProto.INT64, TensorProto.INT32, TensorProto.FLOAT
     cache: list[Any] = [1, heads, "capacity", width]
@@ -178,7 +178,7 @@ def _declare(graph: Graph, config: Any) -> None:
     ]
     for name, kind, shape in inputs:
         graph.inputs.append(helper.make_tensor_value_info(name, kind, shape))
-    graph.outputs.append(helper.make_tensor_value_info("logits", float32, ["n", config.vocab_size]))
+    graph.outputs.append(helper.make_tensor_value_info("logits", float32, ["n", logits]))
     for layer in range(config.num_hidden_layers):
         for side in ("key", "value"):
             graph.inputs.append(helper.make_tensor_value_info(f"past.{layer}.{side}", float32, cache))
