@@ -17,9 +17,10 @@ import msgspec
 from edge import clock, health
 from edge.config import BoardConfig, EdgeConfig
 from edge.drafters import golden, manifest
+from edge.drafters.accelerator import Accelerator
 from edge.drafters.base import Drafter
 from edge.drafters.suffix import SuffixDrafter
-from edge.loading import load_model, load_text
+from edge.loading import engines, load_model, load_text, uses_tensorrt
 from edge.targets import choose_target
 from edge.updates.boot import as_running
 from link.config import BrokerConfig, load
@@ -34,6 +35,7 @@ Status: TypeAlias = Literal["ok", "warn", "fail"]
 EXPIRES_SOON = timedelta(days=30)
 RUNTIME_MIB = 200  # Python and ONNX Runtime, beside the weights
 ROOMY = 1.5  # times the weights: while they are packed for the kernels, parts of them are there twice
+PROVIDER = "ExecutionProvider"  # how ONNX Runtime's are called
 PROMPT = [{"role": "user", "content": "Say hello."}]
 
 
@@ -101,6 +103,9 @@ class _Looks:
         self.look("power mode", lambda: self.power_mode(board))
         self.look("temperature", self.temperature)
         self.look("memory", lambda: self.memory(running))
+        if uses_tensorrt(running) and not self.look("engine", lambda: self.engine(running)):
+            self.broker(running)
+            return
         if self.look("drafter", lambda: self.load(running)):
             self.look("self-test", lambda: self.self_test(running))
         self.broker(running)
@@ -202,7 +207,8 @@ class _Looks:
         free = self.facts.free_mib
         if free is None:
             return "the kernel does not tell"
-        weights = [config.drafter.model / name for names in manifest.DRAFTER_WEIGHTS.values() for name in names]
+        names = {name for names in manifest.DRAFTER_WEIGHTS.values() for name in names}
+        weights = [config.drafter.model / name for name in names]
         size = sum(path.stat().st_size for path in weights if path.is_file()) / (1 << 20)
         limit = min(free, config.board.memory_mib or free)
         said = f"{limit} MiB to be had of {self.facts.total_mib}, weights {size:.0f}"
@@ -212,6 +218,14 @@ class _Looks:
         return Warned(f"{said}: little room", remedy) if limit < ROOMY * size + RUNTIME_MIB else said
 
     # -- the drafter ----------------------------------------------------------------------------------------------
+
+    def engine(self, config: EdgeConfig) -> str | Warned:
+        from edge.drafters.tensorrt import outlook
+
+        drafter = config.drafter
+        accelerator = Accelerator(drafter.device, engines(config))
+        said, ready = outlook(drafter.model, accelerator, drafter.context)
+        return said if ready else Warned(said, "Wait: it is built now, for minutes, and kept for every later start")
 
     def load(self, config: EdgeConfig) -> str | Warned:
         checked = msgspec.structs.replace(config.drafter, verify_weights=True)
@@ -223,7 +237,7 @@ class _Looks:
             f"{info.name}, digest {info.weights_digest[:12]} as in its manifest, {info.compute} on {info.provider},"
             f" context {info.context}"
         )
-        if info.provider != config.drafter.providers[0]:
+        if info.provider.endswith(PROVIDER) and info.provider != config.drafter.providers[0]:
             return Warned(
                 f"{said}; {config.drafter.providers[0]} was asked for",
                 "It cannot run this graph: name what runs in `providers` of [drafter]",

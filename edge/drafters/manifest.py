@@ -14,6 +14,8 @@ TOKENIZER = "tokenizer.json"
 DRAFTER_WEIGHTS = {
     "onnx": ("model.onnx", "model.onnx.data"),
     "native": ("drafter.safetensors",),
+    "tensorrt": ("model.onnx", "model.onnx.data"),
+    "litert": ("model.tflite",),
     "suffix": (),
 }
 HEAD_IDS = "head.ids"
