@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
@@ -177,7 +178,7 @@ def loads(monkeypatch: pytest.MonkeyPatch, drafter: ToyDrafter, made: Golden | N
     """The configuration's model is this one."""
     monkeypatch.setattr(edge.checks, "load_model", lambda config: drafter)
     monkeypatch.setattr(edge.checks, "load_text", lambda config: Words())
-    facts = SimpleNamespace(golden=made)
+    facts = SimpleNamespace(golden=made, runtime="onnx")
     monkeypatch.setattr(edge.checks.manifest, "read", lambda directory, kind: facts)
 
 
@@ -208,10 +209,12 @@ def test_guesses_of_the_manifest_that_come_out_otherwise_fail(tmp_path, files, m
 
 
 def test_a_provider_that_runs_nothing_of_the_graph_is_a_warning(tmp_path, files, monkeypatch):
-    loads(monkeypatch, ToyDrafter())
+    toy = ToyDrafter()
+    toy.info = replace(toy.info, provider="XnnpackExecutionProvider")
+    loads(monkeypatch, toy)
     drafter = found(checked(config(tmp_path), files), "drafter")
     assert drafter.status == "warn"
-    assert "on none" in drafter.what and "CPUExecutionProvider was asked for" in drafter.what
+    assert "on Xnnpack" in drafter.what and "CPUExecutionProvider was asked for" in drafter.what
 
 
 def test_each_broker_is_tried_by_itself(tmp_path, files, broker_kinds):
