@@ -381,7 +381,7 @@ class Board:
             drafter=info.name,
             drafter_digest=info.weights_digest,
             tokenizer_digest=info.tokenizer_digest,
-            compute=info.compute,
+            compute=f"{info.compute} on {info.provider}",
             health=health,
             releases=self._releases,
         )

@@ -17,8 +17,10 @@ import msgspec
 from edge import clock, health
 from edge.config import BoardConfig, EdgeConfig
 from edge.drafters import golden, manifest
+from edge.drafters.accelerator import Accelerator
 from edge.drafters.base import Drafter
-from edge.loading import load_drafter, load_text
+from edge.drafters.suffix import SuffixDrafter
+from edge.loading import engines, load_model, load_text, uses_tensorrt
 from edge.targets import choose_target
 from edge.updates.boot import as_running
 from link.config import BrokerConfig, load
@@ -33,6 +35,7 @@ Status: TypeAlias = Literal["ok", "warn", "fail"]
 EXPIRES_SOON = timedelta(days=30)
 RUNTIME_MIB = 200  # Python and ONNX Runtime, beside the weights
 ROOMY = 1.5  # times the weights: while they are packed for the kernels, parts of them are there twice
+PROVIDER = "ExecutionProvider"  # how ONNX Runtime's are called
 PROMPT = [{"role": "user", "content": "Say hello."}]
 
 
@@ -100,6 +103,9 @@ class _Looks:
         self.look("power mode", lambda: self.power_mode(board))
         self.look("temperature", self.temperature)
         self.look("memory", lambda: self.memory(running))
+        if uses_tensorrt(running) and not self.look("engine", lambda: self.engine(running)):
+            self.broker(running)
+            return
         if self.look("drafter", lambda: self.load(running)):
             self.look("self-test", lambda: self.self_test(running))
         self.broker(running)
@@ -201,7 +207,8 @@ class _Looks:
         free = self.facts.free_mib
         if free is None:
             return "the kernel does not tell"
-        weights = [config.drafter.model / name for names in manifest.DRAFTER_WEIGHTS.values() for name in names]
+        names = {name for names in manifest.DRAFTER_WEIGHTS.values() for name in names}
+        weights = [config.drafter.model / name for name in names]
         size = sum(path.stat().st_size for path in weights if path.is_file()) / (1 << 20)
         limit = min(free, config.board.memory_mib or free)
         said = f"{limit} MiB to be had of {self.facts.total_mib}, weights {size:.0f}"
@@ -212,16 +219,25 @@ class _Looks:
 
     # -- the drafter ----------------------------------------------------------------------------------------------
 
+    def engine(self, config: EdgeConfig) -> str | Warned:
+        from edge.drafters.tensorrt import outlook
+
+        drafter = config.drafter
+        accelerator = Accelerator(drafter.device, engines(config))
+        said, ready = outlook(drafter.model, accelerator, drafter.context)
+        return said if ready else Warned(said, "Wait: it is built now, for minutes, and kept for every later start")
+
     def load(self, config: EdgeConfig) -> str | Warned:
         checked = msgspec.structs.replace(config.drafter, verify_weights=True)
-        self.drafter = load_drafter(msgspec.structs.replace(config, drafter=checked))
+        self.drafter = load_model(msgspec.structs.replace(config, drafter=checked))
         info = self.drafter.info
+        if isinstance(self.drafter, SuffixDrafter):
+            return f"{info.name}: no model, what was written before is guessed, context {info.context}"
         said = (
             f"{info.name}, digest {info.weights_digest[:12]} as in its manifest, {info.compute} on {info.provider},"
             f" context {info.context}"
         )
-        # Only ONNX Runtime is asked for one.
-        if info.provider.endswith("ExecutionProvider") and info.provider != config.drafter.providers[0]:
+        if info.provider.endswith(PROVIDER) and info.provider != config.drafter.providers[0]:
             return Warned(
                 f"{said}; {config.drafter.providers[0]} was asked for",
                 "It cannot run this graph: name what runs in `providers` of [drafter]",
@@ -231,6 +247,8 @@ class _Looks:
     def self_test(self, config: EdgeConfig) -> str | Warned:
         drafter = self.drafter
         assert drafter is not None
+        if isinstance(drafter, SuffixDrafter):
+            return "no model to test"
         where = str(config.drafter.model)
         expected_ids = manifest.read(config.drafter.model, "drafter").golden
         if expected_ids is not None:

@@ -215,8 +215,8 @@ class Health(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DeviceState(Message, frozen=True, tag=TAGS + 8):
-    """Retained. status: online, offline. Digests are SHA-256 in hex. health: None where it is not known; releases: what
-    runs and what is tried.
+    """Retained. status: online, offline. Digests are SHA-256 in hex. compute: bits of weights and activations, and on
+    what they run; health: None where it is not known; releases: what runs and what is tried.
     """
 
     status: Name

@@ -2,12 +2,17 @@
 
 GroupQueryAttention on the CPU writes new rows into the cache it reads when past and present are bound to one address,
 so a pass never copies the past. A row's attention bias hides what it must not see.
+
+Providers of a GPU leave GroupQueryAttention in float32 to the CPU, so the cache stays in the host's memory with them
+too, and ONNX Runtime copies what crosses. The Q/DQ graph (`edge.drafters.qdq`) runs on a GPU as a whole, and its cache
+lies there.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +20,17 @@ import numpy as np
 import onnxruntime as ort
 
 from edge.drafters import manifest, shortlist
-from edge.drafters.cached import DEFAULT_CONTEXT, CachedDrafter, Seen
+from edge.drafters.accelerator import Accelerator
+from edge.drafters.cached import DEFAULT_CONTEXT, CachedDrafter, Forward, Seen
+from edge.drafters.providers import check_providers, qdq_forward, with_options
+from edge.memory import untouched
 from protocol.errors import ModelError
 
 HIDDEN = -1e9  # added to a score before softmax: its exponential is 0 in float32
 
-# Providers that work in the host's memory, where the cache lies.
-HOST_PROVIDERS = ("CPUExecutionProvider", "XnnpackExecutionProvider", "ACLExecutionProvider", "DnnlExecutionProvider")
-
 
 class OnnxDrafter(CachedDrafter):
-    """A `Drafter` for a directory that `python -m tools.export drafter` wrote for ONNX Runtime."""
+    """A `Drafter` for a directory that `python -m tools.export drafter` wrote for ONNX Runtime, or for TensorRT."""
 
     @classmethod
     def load(
@@ -37,24 +42,34 @@ class OnnxDrafter(CachedDrafter):
         *,
         verify: bool = False,
         spin: bool = False,
+        accelerator: Accelerator | None = None,
     ) -> OnnxDrafter:
         """Load a model directory.
 
         context: tokens that the cache holds, at most the model's own; by default 4096 or what the model takes.
         verify: check the weights against the manifest's digest, which reads them once more.
         spin: let the threads wait for work by spinning: a little faster, but it burns the board's cores.
+        accelerator: for providers that work on a GPU.
         Raises ModelError for a file that is missing, corrupt or not the manifest's, or a provider that is not there.
         """
         directory = Path(directory)
         facts = manifest.read(directory, "drafter", verify=verify)
-        session = _session(directory / "model.onnx", threads, providers, spin)
-        capacity = min(context or DEFAULT_CONTEXT, facts.context)
+        graph, capacity = directory / facts.weights_files[0], min(context or DEFAULT_CONTEXT, facts.context)
+        check_providers(providers, graph)
+        standard = facts.runtime == "tensorrt"
+        chosen = with_options(providers, accelerator or Accelerator(), graph, capacity if standard else None)
+        session = _session(graph, threads, chosen, spin)
         try:
-            return cls(OnnxForward(session, capacity), facts, shortlist.read(directory, facts))
+            forward: Forward
+            if standard:
+                forward = qdq_forward(session, capacity, runs_on(session), accelerator or Accelerator())
+            else:
+                forward = OnnxForward(session, capacity)
+            return cls(forward, facts, shortlist.read(directory, facts))
         except (KeyError, TypeError) as error:
             raise ModelError(
                 f"not a graph of this drafter: {error}",
-                where=str(directory / "model.onnx"),
+                where=str(graph),
                 remedy="export the model again",
             ) from error
 
@@ -63,15 +78,16 @@ class OnnxForward:
     """A `Forward`: the session with its buffers bound, the cache once, what changes with each pass by address."""
 
     def __init__(self, session: ort.InferenceSession, capacity: int) -> None:
-        self.capacity, self.provider = capacity, _runs_on(session)
+        self.capacity, self.provider = capacity, runs_on(session)
         self._session = session
         self._binding = session.io_binding()
         shapes = {value.name: value.shape for value in session.get_inputs()}
         layers = sum(name.startswith("past.") and name.endswith(".key") for name in shapes)
         _, heads, _, width = shapes["past.0.key"]
         self._vocab = session.get_outputs()[0].shape[1]
+        shape = (layers, 2, 1, heads, capacity, width)
         # Untouched pages cost no memory, so the capacity is paid for only as the text grows.
-        self._cache = np.zeros((layers, 2, 1, heads, capacity, width), np.float32)
+        self._cache = np.frombuffer(untouched(4 * prod(shape)), np.float32).reshape(shape)
         for layer in range(layers):
             for side, name in enumerate(("key", "value")):
                 buffer = self._cache[layer, side]  # [1, kv_heads, capacity, head_dim]
@@ -123,20 +139,17 @@ class OnnxForward:
         bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 
-def _session(path: Path, threads: int, providers: Sequence[str], spin: bool) -> ort.InferenceSession:
-    available = [name for name in ort.get_available_providers() if name in HOST_PROVIDERS]
-    if unknown := [name for name in providers if name not in available]:
-        raise ModelError(
-            f"execution provider {unknown[0]!r} is not usable here",
-            where=str(path),
-            remedy=f"choose from: {', '.join(available)}",
-        )
+def _session(
+    path: Path, threads: int, providers: Sequence[tuple[str, dict[str, str]]], spin: bool
+) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spin)))
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    # Weights of the Q/DQ graph are multiplied with activations as they are, and not, as by default, with rounded ones.
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     try:
         return ort.InferenceSession(str(path), options, providers=list(providers))
     except Exception as error:  # ONNX Runtime's exceptions share no base below Exception
@@ -144,7 +157,7 @@ def _session(path: Path, threads: int, providers: Sequence[str], spin: bool) -> 
         raise ModelError(f"cannot be loaded: {reason}", where=str(path), remedy="export the model again") from error
 
 
-def _runs_on(session: ort.InferenceSession) -> str:
+def runs_on(session: ort.InferenceSession) -> str:
     """The provider that most of the graph went to: one that was asked for first may have taken nothing of it."""
     if not hasattr(session, "get_provider_graph_assignment_info"):  # an older ONNX Runtime does not tell
         return session.get_providers()[0]

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge.drafters import manifest
+from edge.drafters.accelerator import Accelerator
 from edge.drafters.cached import CachedDrafter
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, ModelError
 
 
 def load(
@@ -18,21 +19,29 @@ def load(
     providers: Sequence[str] = ("CPUExecutionProvider",),
     context: int | None = None,
     verify: bool = False,
+    accelerator: Accelerator | None = None,
 ) -> CachedDrafter:
     """The drafter in a directory that `python -m tools.export drafter` wrote.
 
     kind: the runtime, `auto` for the one that it was exported for; providers: of ONNX Runtime; context: tokens that
     the cache holds, at most the model's own; by default 4096 or what the model takes; verify: check the weights against
-    the manifest's digest. Raises ModelError for a directory that cannot be used, ConfigError for another runtime's.
+    the manifest's digest; accelerator: for what works on a GPU. An export for TensorRT is standard ONNX, and so may be
+    run by ONNX Runtime too. Raises ModelError for a directory that cannot be used, ConfigError for another runtime's.
     """
     made_for = manifest.read(Path(directory), "drafter").runtime
-    if kind not in ("auto", made_for):
+    if kind not in ("auto", made_for) and (made_for, kind) != ("tensorrt", "onnx"):
         raise ConfigError(
             f"the drafter is for the runtime {made_for!r}, not {kind!r}",
             where=str(directory),
             remedy=f'set `kind = "{made_for}"` in [drafter], or export the model for {kind}: docs/export.md',
         )
-    match made_for:
+    match kind if kind != "auto" else made_for:
+        case "suffix":
+            raise ModelError(
+                "holds a tokenizer and no model",
+                where=str(directory),
+                remedy="export one: python -m tools.export drafter",
+            )
         case "native":
             from edge.drafters.native import NativeDrafter
 
@@ -41,7 +50,11 @@ def load(
             from edge.drafters.litert import LitertDrafter
 
             return LitertDrafter.load(directory, threads, context, verify=verify)
+        case "tensorrt":
+            from edge.drafters.tensorrt import TensorRtDrafter
+
+            return TensorRtDrafter.load(directory, accelerator or Accelerator(), context, verify=verify)
         case _:
             from edge.drafters.onnx import OnnxDrafter
 
-            return OnnxDrafter.load(directory, threads, providers, context, verify=verify)
+            return OnnxDrafter.load(directory, threads, providers, context, verify=verify, accelerator=accelerator)

@@ -10,9 +10,8 @@ import pytest
 
 pytest.importorskip("torch", reason="a tiny model is made with torch")
 
-from edge.drafters import golden, manifest
-from edge.drafters.manifest import DRAFTER_WEIGHTS, Golden
-from edge.drafters.onnx import OnnxDrafter
+from edge.drafters import golden, manifest, runtimes
+from edge.drafters.manifest import Golden
 from tests.tools import tiny_models
 from tests.toys import VOCAB, ToyDrafter
 from tools.export import graph, sources, write
@@ -26,7 +25,7 @@ def test_an_export_records_what_its_drafter_guesses(tmp_path: Path):
     found = manifest.read(tmp_path / "out", "drafter")
     assert found == written and found.golden is not None
     assert len(found.golden.ids) == golden.GUESSES and set(found.golden.sure) <= set(range(golden.GUESSES))
-    assert golden.wrong(OnnxDrafter.load(tmp_path / "out"), found.golden) == []
+    assert golden.wrong(runtimes.load(tmp_path / "out"), found.golden) == []
 
 
 def test_a_context_too_short_for_it_is_no_obstacle(tmp_path: Path):
@@ -46,13 +45,13 @@ def test_only_places_that_were_sure_count():
 
 
 def test_weights_that_are_not_the_exported_ones_are_noticed(tmp_path: Path, smollm2: tuple[Path, Path]):
-    drafter = OnnxDrafter.load(smollm2[0], threads=2)
+    drafter = runtimes.load(smollm2[0], threads=2)
     made = golden.record(drafter, range(100, 120))
-    assert golden.wrong(OnnxDrafter.load(smollm2[0], threads=1), made) == []
+    assert golden.wrong(runtimes.load(smollm2[0], threads=1), made) == []
     broken = tmp_path / "broken"
     shutil.copytree(smollm2[0], broken)
-    weights = broken / DRAFTER_WEIGHTS["onnx"][-1]
+    weights = broken / manifest.read(broken, "drafter").weights_files[-1]
     data = np.fromfile(weights, np.uint8)
     data[len(data) // 3 : len(data) // 2] = 0x11
     data.tofile(weights)
-    assert golden.wrong(OnnxDrafter.load(broken, threads=2), made)
+    assert golden.wrong(runtimes.load(broken, threads=2), made)

@@ -17,8 +17,7 @@ from cloud.engines import torch_engine
 from cloud.engines.base import Plan, Work
 from cloud.engines.model import load_model
 from cloud.engines.numerics import Numerics
-from edge.drafters import manifest
-from edge.drafters.onnx import OnnxDrafter
+from edge.drafters import manifest, runtimes
 from edge.text import Text
 from protocol.errors import ModelError
 from protocol.sampling import Sampling, choose, rank
@@ -82,21 +81,21 @@ def test_logits_are_those_that_the_tokens_were_drawn_from(pair):
 
 def test_drafter_reads_what_it_would_draft_from(pair, monkeypatch):
     """In chains that end in mid-text, at its end, and a single row behind the prompt."""
-    drafter = OnnxDrafter.load(pair[0])
+    drafter = runtimes.load(pair[0])
     text = write_all(pair[1], SAMPLED, positions=LENGTH, sessions=1)[0]
     assert len(text.logits) > 5
     for chain in (1, 4, len(text.logits) - 1, 64):
         monkeypatch.setattr(law, "CHAIN", chain)
         found = [row.copy() for row in law.read(drafter, text)]
         assert len(found) == len(text.logits)
-        fresh = OnnxDrafter.load(pair[0])
+        fresh = runtimes.load(pair[0])
         for position, row in enumerate(found, text.prompt):
             alone = fresh.logits(fresh.prefill(text.ids[:position]))
             np.testing.assert_allclose(row, alone, atol=1e-3 * np.abs(alone).max())
 
 
 def test_drafts_are_what_the_board_would_send(pair):
-    drafter, board = OnnxDrafter.load(pair[0]), OnnxDrafter.load(pair[0])
+    drafter, board = runtimes.load(pair[0]), runtimes.load(pair[0])
     right = []
     for text in write_all(pair[1], SAMPLED, positions=60, sessions=5):
         for position, figures in enumerate(law.compare(drafter, text), text.prompt):

@@ -211,12 +211,23 @@ def test_command_writes_replaces_only_an_export_and_reports(llama: Path, tmp_pat
     run, out = CliRunner(), tmp_path / "out"
     assert run.invoke(main, ["drafter", str(llama), str(out), "--context", "128"]).exit_code == 0
     first = manifest.read(out, "drafter", verify=True)
-    assert (first.context, first.compute) == (128, "w4a8")
+    assert (first.context, first.compute) == (128, "w4a16")
 
     again = run.invoke(main, ["drafter", str(llama), str(out)])
     assert isinstance(again.exception, ConfigError) and "--force" in str(again.exception)
-    options = ["--force", "--accuracy-level", "1", "--head-bits", "4", "--symmetric", "--group", "64"]
-    assert run.invoke(main, ["drafter", str(llama), str(out), *options]).exit_code == 0
+    options = [
+        "--force",
+        "--runtime",
+        "onnx",
+        "--accuracy-level",
+        "1",
+        "--head-bits",
+        "4",
+        "--symmetric",
+        "--group",
+        "64",
+    ]
+    assert run.invoke(main, ["drafter", str(llama), str(out), "--force", *options]).exit_code == 0
     second = manifest.read(out, "drafter", verify=True)
     assert second.compute == "w4a32"
     assert second.quantisation["weights"] == "int4 symmetric groups of 64, float16 scales"

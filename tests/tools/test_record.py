@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 
 from cloud.engines.numerics import Numerics
 from cloud.engines.torch_engine import load as load_target
-from edge.drafters import manifest
+from edge.drafters import manifest, runtimes
 from edge.drafters.base import Candidate
-from edge.drafters.onnx import OnnxDrafter
+from edge.drafters.cached import CachedDrafter
 from edge.text import Text
 from protocol.errors import ConfigError, ModelError
 from protocol.sampling import Sampling
@@ -58,8 +58,8 @@ def files(smollm2: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(scope="module")
-def drafter(smollm2: tuple[Path, Path]) -> OnnxDrafter:
-    return OnnxDrafter.load(smollm2[0], context=512)
+def drafter(smollm2: tuple[Path, Path]) -> CachedDrafter:
+    return runtimes.load(smollm2[0], context=512)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def token_by_token(
-    drafter: OnnxDrafter, prompt: list[int], target: tuple[int, ...], sampling: Sampling, n: int
+    drafter: CachedDrafter, prompt: list[int], target: tuple[int, ...], sampling: Sampling, n: int
 ) -> list[list[Candidate]]:
     """What a board that never runs ahead would ask of its drafter."""
     row = drafter.prefill(prompt)
@@ -113,7 +113,7 @@ def test_a_text_ends_with_its_stop_id_or_at_its_length(files, text):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_candidates_are_what_the_drafter_gives_token_by_token(smollm2, files, text, name):
-    drafter = OnnxDrafter.load(smollm2[0], context=512)
+    drafter = runtimes.load(smollm2[0], context=512)
     for number, trace in enumerate(traces.load(files[name])):
         own = nth(SETTINGS[name], number)
         expected = token_by_token(drafter, chat(text, trace.prompt), trace.target, own, 8)

@@ -1,7 +1,8 @@
-"""`python -m tools.export target|drafter|litert MODEL OUT`."""
+"""`python -m tools.export target|drafter|litert|tokenizer MODEL OUT`."""
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -12,12 +13,14 @@ import click
 import numpy as np
 import torch
 import transformers
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from protocol.errors import OutriderError
+from protocol.errors import ConfigError, OutriderError
 from tools.corpus import text
-from tools.export import litert, sources, write
+from tools.export import corpus as calibration
+from tools.export import litert, qdq, sources, write
 from tools.export import shortlist as choosing
 from tools.export.quantised import Options
 
@@ -59,9 +62,11 @@ def target(model: str, out: Path, dtype: str, force: bool) -> None:
 @main.command()
 @common
 @click.option(
-    "--runtime", type=click.Choice(["native", "onnx"]), default="onnx", show_default=True, help="What computes it."
-)
-@click.option("--group", type=click.Choice([16, 32, 64, 128]), default=32, show_default=True, help="Weights a scale.")
+    "--runtime", type=click.Choice(["native", "onnx", "tensorrt"]), default="native", show_default=True,
+    help="What computes it.",
+)  # fmt: skip
+@click.option("--bits", type=click.Choice([4, 8]), default=4, show_default=True, help="Bits of the layers' matrices.")
+@click.option("--group", type=click.Choice([16, 32, 64, 128]), help="Weights a scale: 32, for tensorrt 128.")
 @click.option("--head-bits", type=click.Choice([4, 8]), default=8, show_default=True, help="Bits of the head.")
 @click.option(
     "--embedding-bits", type=click.Choice([4, 8]), help="Bits of an embedding of its own; else it is the head, if tied."
@@ -76,24 +81,62 @@ def target(model: str, out: Path, dtype: str, force: bool) -> None:
     "--corpus", type=click.Path(path_type=Path), help="What the target writes, by `tools.corpus write`: chooses them."
 )
 @click.option("--context", type=click.IntRange(min=16), help="Tokens; by default what the model takes.")
-def drafter(model: str, out: Path, force: bool, shortlist: int | None, corpus: Path | None, **options: Any) -> None:
-    """A small model with 4-bit weights, for the board."""
+@click.option(
+    "--calibrate",
+    type=click.Path(path_type=Path),
+    help="Text that the target wrote, from `python -m tools.corpus write`.",
+)
+@click.option(
+    "--tokens",
+    type=click.IntRange(min=1),
+    default=16384,
+    show_default=True,
+    help="Of that text, at most, spread evenly.",
+)
+@click.option("--threads", type=click.IntRange(min=1), help="That calibration uses; by default one a core.")
+@click.option(
+    "--work", type=click.Path(path_type=Path), help="Where calibrated layers are kept; by default OUT.calibration."
+)
+def drafter(
+    model: str,
+    out: Path,
+    force: bool,
+    group: int | None,
+    shortlist: int | None,
+    corpus: Path | None,
+    calibrate: Path | None,
+    tokens: int,
+    threads: int | None,
+    work: Path | None,
+    **options: Any,
+) -> None:
+    """A small model with quantised weights, for the board."""
+    for_tensorrt = options["runtime"] == "tensorrt"
+    if for_tensorrt:
+        _check_for_tensorrt(group)
     if (shortlist is None) != (corpus is None):
         raise click.UsageError("--shortlist and --corpus belong together")
     write.check_free(out, force)
     source = _read(model)
     head_ids = _choose(source, shortlist, corpus) if shortlist and corpus else None
+    learned_on = calibration.read(calibrate, source.config.vocab_size, tokens) if calibrate else None
+    if learned_on:
+        torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     columns = TextColumn("quantising"), BarColumn(), MofNCompleteColumn(), TextColumn("layers"), TimeElapsedColumn()
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("", total=None)
-        manifest = write.write_drafter(
-            source,
-            out,
-            Options(**options),
-            force,
-            lambda done, total: bar.update(task, completed=done, total=total),
-            head_ids=head_ids,
-        )
+
+        def progress(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        if for_tensorrt:
+            group = group or qdq.GROUP
+            manifest = write.write_tensorrt(source, out, group, options["context"], force, progress, head_ids)
+        else:
+            chosen = Options(group=group or Options.group, **options)
+            manifest = write.write_drafter(
+                source, out, chosen, force, progress, head_ids=head_ids, corpus=learned_on, workdir=work
+            )
     _report(out, manifest)
 
 
@@ -112,6 +155,30 @@ def to_litert(model: str, out: Path, tflite: Path | None, recipe: str, context: 
             tflite = litert.convert(Path(work, "source"), Path(work, "converted"), recipe, context)
         manifest = write.write_litert(source, tflite, out, force)
     _report(out, manifest)
+
+
+@main.command()
+@click.option("--force", is_flag=True, help="Replace an earlier export in OUT.")
+@click.argument("exported", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+def tokenizer(exported: Path, out: Path, force: bool) -> None:
+    """The tokenizer alone of an EXPORTED target or drafter, for a board too small for a model."""
+    write.check_free(out, force)
+    _report(out, write.write_tokenizer(exported, out, force))
+
+
+def _check_for_tensorrt(group: int | None) -> None:
+    """Raises ConfigError for what its engines cannot be made of."""
+    if group not in (None, 64, 128):
+        raise ConfigError(f"groups of {group} with --runtime tensorrt", where="--group", remedy="choose 128 or 64")
+    context = click.get_current_context()
+    for name in ("bits", "head_bits", "embedding_bits", "symmetric", "accuracy_level", "calibrate"):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise ConfigError(
+                "is not for --runtime tensorrt",
+                where=f"--{name.replace('_', '-')}",
+                remedy="leave it out: its weights are symmetric and of four bits, each rounded by itself",
+            )
 
 
 def _read(model: str) -> sources.Source:

@@ -13,7 +13,6 @@ from tools.export.quantise import Blocks, quantise
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
-WEIGHT_BITS = 4
 
 # Two quantisations of one matrix differ by less than this of its norm; other matrices by about 1.4.
 SAME_MATRIX = 0.15
@@ -25,13 +24,14 @@ Progress = Callable[[int, int], None]
 class Options:
     """How a drafter is quantised, and for which runtime it is written: a key of `DRAFTER_WEIGHTS`.
 
-    group: weights that share a scale. embedding_bits: None where the embedding is to be the head's matrix, if the model
-    ties the two and the runtime is `onnx`; others lay the two out in other ways. symmetric: no zero points in matrices
-    of 4 bits.
+    bits: of the layers' matrices. group: weights that share a scale. embedding_bits: None where the embedding is to be
+    the head's matrix, if the model ties the two and the runtime is `onnx`; others lay the two out in other ways.
+    symmetric: no zero points in matrices of 4 bits.
     accuracy_level: of MatMulNBits, 4 computes with int8 activations, 1 with float32. context: tokens.
     """
 
     runtime: str = "onnx"
+    bits: int = 4
     group: int = 32
     head_bits: int = 8
     embedding_bits: int | None = None
@@ -49,10 +49,10 @@ def quantise_model(
     progress: called with (layers done, layers in all).
     """
     blocks = {HEAD: round_vocabulary(head(weights), options.head_bits, options)}
-    blocks[EMBEDDING] = embed(weights, options, blocks[HEAD])
+    blocks[EMBEDDING] = blocks[HEAD] if shares_head(weights, options) else round_embedding(weights, options)
     for layer in range(config.num_hidden_layers):
         for name in layer_matrices(weights, layer):
-            blocks[name] = quantise(weights[name], WEIGHT_BITS, options.group, options.symmetric)
+            blocks[name] = quantise(weights[name], options.bits, options.group, options.symmetric)
         if progress:
             progress(layer + 1, config.num_hidden_layers)
     return blocks
@@ -68,13 +68,14 @@ def head(weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return weights.get(HEAD, weights[EMBEDDING])
 
 
-def embed(weights: Mapping[str, torch.Tensor], options: Options, head_blocks: Blocks) -> Blocks:
-    """The embedding's blocks: the head's own where the two are one matrix and nothing else is asked for."""
-    embedding = weights[EMBEDDING]
-    tied = HEAD not in weights or _same_matrix(embedding, weights[HEAD])
-    if tied and options.embedding_bits is None and options.runtime == "onnx":
-        return head_blocks
-    return round_vocabulary(embedding, options.embedding_bits or options.head_bits, options)
+def shares_head(weights: Mapping[str, torch.Tensor], options: Options) -> bool:
+    """Whether the head's blocks are the embedding's too: the two are one matrix, and nothing else is asked for."""
+    tied = HEAD not in weights or _same_matrix(weights[EMBEDDING], weights[HEAD])
+    return tied and options.embedding_bits is None and options.runtime == "onnx"
+
+
+def round_embedding(weights: Mapping[str, torch.Tensor], options: Options) -> Blocks:
+    return round_vocabulary(weights[EMBEDDING], options.embedding_bits or options.head_bits, options)
 
 
 def round_vocabulary(matrix: torch.Tensor, bits: int, options: Options) -> Blocks:

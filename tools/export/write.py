@@ -23,12 +23,16 @@ from edge.drafters.manifest import (
     Golden,
     Manifest,
     digest,
+    read,
 )
 from protocol.errors import ConfigError
-from tools.export import graph, packed, shortlist
+from tools.export import graph, packed, qdq, shortlist
+from tools.export.calibrate import calibrate, key
+from tools.export.corpus import Corpus
 from tools.export.quantise import Blocks
 from tools.export.quantised import EMBEDDING, HEAD, Options, Progress, layer_matrices, quantise_model
 from tools.export.sources import Source
+from tools.export.tune import tune
 
 CHAT_TEMPLATE = "chat_template.jinja"
 GOLDEN_TEXT = "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday. One, two, three, four, five,"
@@ -60,14 +64,25 @@ def write_drafter(
     force: bool = False,
     progress: Progress | None = None,
     head_ids: np.ndarray | None = None,
+    corpus: Corpus | None = None,
+    workdir: Path | None = None,
 ) -> Manifest:
     """A directory that the board's drafter loads. head_ids: the head's, int32 [m] ascending, None for all.
 
+    corpus: text to calibrate on; without it every weight is rounded by itself. workdir: where a calibration that is cut
+    off goes on from, by default beside `out`.
     Raises ConfigError where `out` cannot be written, ModelError where the runtime cannot express the model.
     """
     with directory(out, force) as part:
         graph.check(source.config)
-        blocks = quantise_model(source.config, source.weights, options, progress)
+        weights = source.weights
+        if corpus:
+            kept = (workdir or out.with_name(f"{out.name}.calibration")) / key(source.origin["sha256"], options, corpus)
+            blocks = calibrate(source.config, weights, options, corpus, kept, progress)
+            blocks, vectors = tune(source.config, weights, blocks, corpus, kept, progress)
+            weights = {**weights, **vectors}
+        else:
+            blocks = quantise_model(source.config, weights, options, progress)
         if head_ids is not None:
             blocks = shortlist.cut(blocks, head_ids)
             (part / HEAD_IDS).write_bytes(head_ids.astype("<i4").tobytes())
@@ -75,9 +90,9 @@ def write_drafter(
         context = min(options.context or most, most)
         if options.runtime == "native":
             rope = graph.rotations(source.config, context)
-            packed.save(source.config, source.weights, blocks, part / DRAFTER_WEIGHTS["native"][0], rope)
+            packed.save(source.config, weights, blocks, part / DRAFTER_WEIGHTS["native"][0], rope)
         else:
-            graph.build(source.config, source.weights, blocks, options).save(part)
+            graph.build(source.config, weights, blocks, options).save(part)
         manifest = _finish(
             source,
             part,
@@ -86,10 +101,49 @@ def write_drafter(
             context=context,
             runtime=options.runtime,
             compute=_compute(options),
-            quantisation=_describe(options, blocks),
+            quantisation=_describe(options, blocks, corpus),
             shortlist=0 if head_ids is None else len(head_ids),
         )
         manifest = msgspec.structs.replace(manifest, golden=_golden(part))
+        _save(manifest, part)
+        return manifest
+
+
+def write_tensorrt(
+    source: Source,
+    out: Path,
+    group: int = qdq.GROUP,
+    context: int | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+    head_ids: np.ndarray | None = None,
+) -> Manifest:
+    """A directory that the board's TensorRT drafter loads; ONNX Runtime does too. group: weights that share a scale;
+    head_ids: as in `write_drafter`.
+
+    Raises ConfigError where `out` cannot be written, ModelError where the graph cannot express the model.
+    """
+    with directory(out, force) as part:
+        graph.check(source.config)
+        blocks = qdq.quantise_model(source.config, source.weights, group, progress)
+        if head_ids is not None:
+            blocks = shortlist.cut(blocks, head_ids)
+            (part / HEAD_IDS).write_bytes(head_ids.astype("<i4").tobytes())
+        most = source.config.max_position_embeddings
+        context = min(context or most, most)
+        qdq.Graph(source.config, source.weights, blocks, context).save(part)
+        manifest = _finish(
+            source,
+            part,
+            kind="drafter",
+            runtime="tensorrt",
+            dtype="float16",
+            context=context,
+            compute="w4a16",
+            quantisation=qdq.describe(group),
+            shortlist=0 if head_ids is None else len(head_ids),
+        )
+        manifest = msgspec.structs.replace(manifest, golden=_golden(part, "onnx"))
         _save(manifest, part)
         return manifest
 
@@ -119,13 +173,37 @@ def write_litert(source: Source, file: Path, out: Path, force: bool = False) -> 
         return manifest
 
 
-def _golden(part: Path) -> Golden | None:
+def write_tokenizer(exported: Path, out: Path, force: bool = False) -> Manifest:
+    """A directory for a board without a model: what it needs of another exported one, a target's or a drafter's.
+
+    Raises ConfigError where `out` cannot be written, ModelError where `exported` cannot be used.
+    """
+    facts = read(exported, "")
+    with directory(out, force) as part:
+        for name in (TOKENIZER, facts.chat_template):
+            (part / name).write_bytes((exported / name).read_bytes())
+        manifest = msgspec.structs.replace(
+            facts,
+            kind="drafter",
+            runtime="suffix",
+            weights_digest=digest(),
+            dtype="none",
+            compute="none",
+            quantisation={},
+            shortlist=0,
+            golden=None,
+        )
+        _save(manifest, part)
+        return manifest
+
+
+def _golden(part: Path, kind: str = "auto") -> Golden | None:
     """What the drafter guesses here; None where its runtime is not installed, or the text has no token of its own."""
     from tokenizers import Tokenizer
 
     ids = Tokenizer.from_file(str(part / TOKENIZER)).encode(GOLDEN_TEXT, add_special_tokens=False).ids
     try:
-        drafter = runtimes.load(part, context=len(ids) + golden.GUESSES)
+        drafter = runtimes.load(part, kind, context=len(ids) + golden.GUESSES)
     except ImportError:
         return None
     return golden.record(drafter, ids) if 0 < len(ids) + golden.GUESSES <= drafter.info.context else None
@@ -137,11 +215,13 @@ def _compute(options: Options) -> str:
     return "w4a8" if options.accuracy_level == 4 else "w4a32"
 
 
-def _describe(options: Options, blocks: Mapping[str, Blocks]) -> Mapping[str, str]:
+def _describe(options: Options, blocks: Mapping[str, Blocks], corpus: Corpus | None) -> Mapping[str, str]:
     def format(name: str) -> str:
         signed = "symmetric" if blocks[name].zero_points is None else "asymmetric"
         return f"int{blocks[name].bits} {signed} groups of {blocks[name].group}, float16 scales"
 
+    how = f", GPTQ and learned scales on {corpus.tokens} tokens of {corpus.digest[:12]}" if corpus else ""
+    shared = blocks[EMBEDDING] is blocks[HEAD]
     if options.runtime == "native":
         activations = f"16-bit fixed point in groups of {options.group} inside products, float32 elsewhere"
     elif options.accuracy_level == 4:
@@ -149,9 +229,9 @@ def _describe(options: Options, blocks: Mapping[str, Blocks]) -> Mapping[str, st
     else:
         activations = f"float32 (MatMulNBits accuracy level {options.accuracy_level})"
     return {
-        "weights": format(layer_matrices(blocks, 0)[0]),
-        "head": format(HEAD),
-        "embedding": "the head's matrix" if blocks[EMBEDDING] is blocks[HEAD] else format(EMBEDDING),
+        "weights": format(layer_matrices(blocks, 0)[0]) + how,
+        "head": format(HEAD) + ("" if shared else how),
+        "embedding": "the head's matrix" if shared else format(EMBEDDING),
         "activations": activations,
         "cache": "float32",
     }

@@ -1,0 +1,165 @@
+"""Scales, norms and biases learned end to end on what the target wrote; levels and zero points stay as they are.
+
+The loss is the cross entropy to a mixture of what the target wrote, which is what a drafter has to guess, and of the
+given model's own distribution, which keeps it a language model. Every parameter is learned as a factor of its value,
+so one learning rate fits all of them (as EfficientQAT, https://arxiv.org/abs/2407.11062, trains scales last).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from tools.export.corpus import Corpus
+from tools.export.forward import Decoder, plain
+from tools.export.quantise import Blocks, dequantise, levels, take
+from tools.export.quantised import EMBEDDING, HEAD, Progress, head
+
+STEP = 1024  # tokens that a step of the optimiser sees
+RATE = 1e-3  # of a parameter's value, a step
+WRITTEN = 0.5  # the share of what the target wrote in what is learned
+ROWS = 256  # that logits are made for at once
+SAVE_EVERY = 4  # steps
+
+
+class Product(torch.autograd.Function):
+    """x [tokens, k] times a quantised matrix, with gradients for x and for its scales [n, groups]."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, scales: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+        context.save_for_backward(x, scales, steps)
+        return functional.linear(x, _dense(scales, steps, x.shape[1]))
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        x, scales, steps = context.saved_tensors
+        of_weight = functional.pad(gradient.T @ x, (0, steps.shape[1] * steps.shape[2] - x.shape[1]))
+        of_scales = of_weight.view(steps.shape).mul_(steps).sum(2)
+        return gradient @ _dense(scales, steps, x.shape[1]), of_scales, None
+
+
+class Learner:
+    """A quantised model whose scales, norms and biases are factors times their values."""
+
+    def __init__(self, config: Any, weights: Mapping[str, torch.Tensor], blocks: Mapping[str, Blocks]) -> None:
+        self.decoder, self.blocks = Decoder(config, weights), blocks
+        self.values = dict(self.decoder.vectors)
+        self.steps: dict[str, torch.Tensor] = {}  # of a matrix, whole numbers of scales: [n, groups, group]
+        for name, part in blocks.items():
+            if name not in (HEAD, EMBEDDING):
+                self.values[name], self.steps[name] = torch.from_numpy(part.scales), levels(part)
+        self.factors = {name: torch.ones_like(value).requires_grad_() for name, value in self.values.items()}
+        self.head = dequantise(blocks[HEAD])
+
+    def hidden(self, texts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What the head multiplies, [tokens of all texts, hidden]."""
+        now = {name: value * self.factors[name] for name, value in self.values.items()}
+        self.decoder.vectors = {name: now[name] for name in self.decoder.vectors}
+        embedded = dequantise(take(self.blocks[EMBEDDING], torch.cat(list(texts)).numpy()))
+        return self.decoder.hidden(
+            embedded,
+            [len(text) for text in texts],
+            lambda name, x: Product.apply(x, now[name], self.steps[name]),
+        )
+
+    def learned(self) -> tuple[dict[str, Blocks], dict[str, torch.Tensor]]:
+        """The blocks with their scales, and the vectors, as they are now."""
+        now = {name: (value * self.factors[name]).detach() for name, value in self.values.items()}
+        blocks = {
+            name: replace(part, scales=now[name].half().float().numpy()) if name in now else part
+            for name, part in self.blocks.items()
+        }
+        return blocks, {name: now[name] for name in self.decoder.vectors}
+
+
+def tune(
+    config: Any,
+    weights: Mapping[str, torch.Tensor],
+    blocks: Mapping[str, Blocks],
+    corpus: Corpus,
+    workdir: Path,
+    progress: Progress | None = None,
+) -> tuple[dict[str, Blocks], dict[str, torch.Tensor]]:
+    """Blocks with learned scales, and the learned norms and biases, after one pass through the corpus.
+
+    workdir: where the state is kept: a later call for the same arguments goes on from there.
+    progress: called with (steps done, steps in all).
+    """
+    learner, teacher = Learner(config, weights, blocks), Decoder(config, weights)
+    batches = _batches([len(text) for text in corpus.texts])
+    optimiser = torch.optim.Adam(learner.factors.values(), lr=RATE, betas=(0.9, 0.95))
+    path, done = workdir / "tuning.pt", 0
+    if path.exists():
+        state = torch.load(path)
+        done = state["done"]
+        optimiser.load_state_dict(state["optimiser"])
+        with torch.no_grad():
+            for name, factor in learner.factors.items():
+                factor.copy_(state["factors"][name])
+    for step in range(done, len(batches)):
+        texts = [corpus.texts[index] for index in batches[step]]
+        written = [corpus.written[index] for index in batches[step]]
+        for group in optimiser.param_groups:
+            group["lr"] = RATE * min(1.0, (step + 1) / 4) * (1 - step / len(batches))
+        with torch.no_grad():
+            embedded = weights[EMBEDDING][torch.cat(texts)].float()
+            taught = teacher.hidden(embedded, [len(text) for text in texts], plain(weights))
+        hidden = learner.hidden(texts)
+        gradient = _gradient(hidden.detach(), taught, texts, written, learner.head, head(weights).float())
+        optimiser.zero_grad()
+        hidden.backward(gradient)
+        optimiser.step()
+        if (step + 1) % SAVE_EVERY == 0 or step + 1 == len(batches):
+            state = {"done": step + 1, "optimiser": optimiser.state_dict(), "factors": learner.factors}
+            torch.save(state, path.with_suffix(".part"))
+            os.replace(path.with_suffix(".part"), path)
+        if progress:
+            progress(step + 1, len(batches))
+    return learner.learned()
+
+
+@torch.no_grad()
+def _gradient(
+    hidden: torch.Tensor,
+    taught: torch.Tensor,
+    texts: Sequence[torch.Tensor],
+    written: Sequence[int],
+    matrix: torch.Tensor,
+    exact: torch.Tensor,
+) -> torch.Tensor:
+    """Of the loss, by hidden states [tokens, hidden]; rows whose next token is of a prompt or unknown do not count.
+
+    matrix, exact: the heads [vocab, hidden] of the model that learns and of the one that teaches.
+    """
+    ids = torch.cat(list(texts))
+    ends = np.cumsum([len(text) for text in texts]).tolist()
+    rows = torch.cat([torch.arange(end - count - 1, end - 1) for end, count in zip(ends, written, strict=True)])
+    gradient = torch.zeros_like(hidden)
+    for part in rows.split(ROWS):
+        error = (hidden[part] @ matrix.T).softmax(-1)
+        error -= (1 - WRITTEN) * (taught[part] @ exact.T).softmax(-1)
+        error[torch.arange(len(part)), ids[part + 1]] -= WRITTEN
+        gradient[part] = error @ matrix / len(rows)
+    return gradient
+
+
+def _batches(lengths: Sequence[int]) -> list[list[int]]:
+    """Indices of texts, about STEP tokens together, neighbours in different batches."""
+    order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(0)).tolist()
+    batches: list[list[int]] = [[]]
+    for index in order:
+        if sum(lengths[other] for other in batches[-1]) >= STEP:
+            batches.append([])
+        batches[-1].append(index)
+    return batches
+
+
+def _dense(scales: torch.Tensor, steps: torch.Tensor, k: int) -> torch.Tensor:
+    return (steps * scales[:, :, None]).flatten(1)[:, :k]
