@@ -156,20 +156,19 @@ def write_litert(source: Source, file: Path, out: Path, force: bool = False) -> 
     from tools.export import litert
 
     with directory(out, force) as part:
+        found = litert.examine(file)
         shutil.copyfile(file, part / DRAFTER_WEIGHTS["litert"][0])
-        found = litert.describe(file)
         manifest = _finish(
             source,
             part,
             kind="drafter",
             runtime="litert",
             dtype="float32",
-            context=source.config.max_position_embeddings,
+            context=min(found.slots, source.config.max_position_embeddings),
             compute=found.compute,
             quantisation=found.parts,
         )
-        context = runtimes.load(part).info.context  # what the file's cache holds
-        manifest = msgspec.structs.replace(manifest, context=context, golden=_golden(part))
+        manifest = msgspec.structs.replace(manifest, golden=_golden(part))
         _save(manifest, part)
         return manifest
 
