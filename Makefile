@@ -13,8 +13,10 @@ JSON ?=
 TRACES ?= models/$(PAIR)-traces.json
 EXECUTIONS ?= 10000000
 MINUTES ?= 30
+# Makes an aarch64 userland for emulation: SCRIPT DIR WHEEL... leaves DIR/armpy, its Python.
+ARM64_USERLAND ?= ../shared/arm/arm64_userland.sh
 
-.PHONY: demo test test-vllm lint bench fidelity fuzz faults clean
+.PHONY: demo test test-vllm test-arm lint bench fidelity fuzz sanitize faults clean
 
 demo: $(VENV)/.ready
 	@$(BIN)/python -m tools.demo --pair $(PAIR) $(if $(JSON),--json)
@@ -26,6 +28,10 @@ test: $(VENV)/.ready
 # The vLLM engine on a CPU, against vLLM itself.
 test-vllm: $(VLLM_VENV)/.ready
 	$(VLLM_VENV)/bin/python -m pytest tests/vllm
+
+# What runs on a board, on an emulated Cortex-A76: docs/native.md.
+test-arm: $(VENV)/.ready
+	@$(BIN)/python -m tests.arm --userland "$(ARM64_USERLAND)"
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
@@ -47,6 +53,10 @@ fidelity: $(VENV)/.ready
 # Coverage-guided, over all targets: docs/testing.md.
 fuzz: $(VENV)/.ready
 	@$(BIN)/python -m tests.fuzz run --executions $(EXECUTIONS)
+
+# The board's library with AddressSanitizer and UndefinedBehaviorSanitizer: docs/native.md.
+sanitize: $(VENV)/.ready
+	@$(BIN)/python -m tests.native.sanitized --tests
 
 # Everything that can go wrong between boards and verifiers, each by itself and then at random: docs/faults.md.
 faults: $(VENV)/.ready

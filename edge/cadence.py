@@ -25,6 +25,10 @@ class Cadence:
         self._waiting: deque[tuple[int, float]] = deque(maxlen=64)
         self._trips: deque[float] = deque(maxlen=15)
 
+    def prices(self) -> tuple[float, float]:
+        """(a pass of the drafter, a guess that turns out to be wrong), in s; 0 where that is not known yet."""
+        return self.cost.first_s, self.step_s + self.round_trip_s if self.round_trip_s is not None else 0.0
+
     def sent(self, seq: int, now: float) -> None:
         """Draft `seq` (counted up, not modulo anything) has left."""
         self.sent_at = now

@@ -19,7 +19,8 @@ from edge.config import BoardConfig, EdgeConfig
 from edge.drafters import golden, manifest
 from edge.drafters.accelerator import Accelerator
 from edge.drafters.base import Drafter
-from edge.loading import engines, load_drafter, load_text, runtime
+from edge.drafters.suffix import SuffixDrafter
+from edge.loading import engines, load_model, load_text, runtime
 from edge.targets import choose_target
 from edge.updates.boot import as_running
 from link.config import BrokerConfig, load
@@ -227,8 +228,10 @@ class _Looks:
 
     def load(self, config: EdgeConfig) -> str | Warned:
         checked = msgspec.structs.replace(config.drafter, verify_weights=True)
-        self.drafter = load_drafter(msgspec.structs.replace(config, drafter=checked))
+        self.drafter = load_model(msgspec.structs.replace(config, drafter=checked))
         info = self.drafter.info
+        if isinstance(self.drafter, SuffixDrafter):
+            return f"{info.name}: no model, what was written before is guessed, context {info.context}"
         said = (
             f"{info.name}, digest {info.weights_digest[:12]} as in its manifest, {info.compute} on {info.provider},"
             f" context {info.context}"
@@ -243,6 +246,8 @@ class _Looks:
     def self_test(self, config: EdgeConfig) -> str | Warned:
         drafter = self.drafter
         assert drafter is not None
+        if isinstance(drafter, SuffixDrafter):
+            return "no model to test"
         where = str(config.drafter.model)
         expected_ids = manifest.read(config.drafter.model, "drafter").golden
         if expected_ids is not None:

@@ -17,19 +17,15 @@ from typing import TextIO
 
 import click
 import msgspec
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text as Styled
 
 from edge.board import Board, Stream
-from edge.checks import run_checks
 from edge.config import EdgeConfig
 from edge.loading import load_drafter, load_text
+from edge.memory import give_back, keep_few_heaps
 from edge.session import Request
 from edge.systemd import JournalFormatter, Notifier, Service, is_journal
 from edge.text import Text
 from edge.updates.boot import as_running, begin, flashed_environment, restart
-from edge.updates.service import Following
 from link.command import CommandGroup
 from link.config import load
 from protocol.errors import OutriderError
@@ -80,6 +76,7 @@ def run(config_path: Path) -> None:
 def _serve(config_path: Path, notifier: Notifier) -> None:
     from edge.api import Api  # its web server is not needed for the other commands
 
+    keep_few_heaps()
     config = load(config_path, EdgeConfig)
     boot = begin(config)
     if boot is not None:
@@ -91,7 +88,12 @@ def _serve(config_path: Path, notifier: Notifier) -> None:
     stopped: SimpleQueue[int] = SimpleQueue()  # an Event that is set in mid-wait by a signal's handler locks up
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: stopped.put(number))
-    following = Following(boot, config_path, board, lambda: stopped.put(AGAIN)) if boot is not None else None
+    following = None
+    if boot is not None:
+        from edge.updates.service import Following  # what fetches and tests: many boards take no updates
+
+        following = Following(boot, config_path, board, lambda: stopped.put(AGAIN))
+    give_back()  # a tokenizer's file is parsed into many times its size, and weights are packed beside themselves
     board.start()
     for entry in board.journal.unfinished():
         log.info("going on with session %016x after %d tokens", entry.request.session, len(entry.committed))
@@ -169,6 +171,8 @@ def check(config_path: Path, as_json: bool, wait_s: float) -> None:
 
     Ends with the code of the first thing that failed; a warning is no failure.
     """
+    from edge.checks import run_checks
+
     report = run_checks(config_path, wait_s)
     if as_json:
         click.echo(msgspec.json.encode(report))
@@ -232,6 +236,10 @@ def _show(stream: Stream, text: Text, show_drafts: bool) -> None:
             shown = len(answer.verified)
         click.echo()
         return
+    from rich.console import Console  # a board that serves applications shows nothing
+    from rich.live import Live
+    from rich.text import Text as Styled
+
     with Live(console=Console(), auto_refresh=False, vertical_overflow="visible") as live:
         for answer in _answers(stream, text):
             live.update(Styled.assemble(answer.verified, (text.decode(answer.tail), "dim")), refresh=True)

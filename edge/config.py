@@ -71,16 +71,18 @@ class BoardConfig(Section, frozen=True):
 
 
 class DrafterConfig(Section, frozen=True):
-    """model: a directory made by `tools.export drafter`; kind: the runtime, `auto` for what it was exported for;
-    threads: 0 means all cores of [board]; providers: of ONNX Runtime; context: tokens that the cache holds, when absent
-    4096 or what the model takes.
+    """model: a directory made by `tools.export drafter`; kind: the runtime, `auto` for what it was exported for,
+    `suffix` for no model at all; suffix: whether what was written before is guessed too, beside the model; threads: 0
+    means all cores of [board]; providers: of ONNX Runtime; context: tokens that the cache holds, when absent 4096 or
+    what the model takes.
 
     On a GPU: device: its number; engines: where those that TensorRT builds are kept, when absent `engines` in the
     board's state; fp16: whether ONNX Runtime's TensorRT provider may compute in it.
     """
 
     model: Path
-    kind: Literal["auto", "onnx", "native", "tensorrt"] = "auto"
+    kind: Literal["auto", "onnx", "native", "tensorrt", "litert", "suffix"] = "auto"
+    suffix: bool = True
     threads: Annotated[int, Meta(ge=0)] = 0
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     context: Positive | None = None

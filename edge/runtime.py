@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Protocol
 
-from edge.drafters.base import Candidate, Drafter, Row
+from edge.drafters.base import Candidate, Drafter, Foresees, Row
 from edge.journal import SessionJournal
 from edge.policy import Policy
 from edge.session import Send
@@ -43,11 +43,13 @@ class Listener(Protocol):
 @dataclass(slots=True)
 class Pass:
     """One pass of the drafter. nodes: of the window's tree, parents first; rows: (id, parent row) as `Drafter.extend`
-    takes them; reads: the rows are text that was not read yet, and `nodes` is the root alone.
+    takes them; num_rows: how many a model has to evaluate for it, 0 where the drafter knows them all; reads: the rows
+    are text that was not read yet, and `nodes` is the root alone.
     """
 
     nodes: list[Node]
     rows: list[tuple[int, Any]]
+    num_rows: int
     reads: bool = False
 
 
@@ -71,6 +73,7 @@ class SessionRun:
     ) -> None:
         """share: of its time that the drafter may work now, in (0, 1]: after a pass of t it rests t (1/share - 1)."""
         self.window, self.drafter, self.policy = window, drafter, policy
+        self._foresees = drafter if isinstance(drafter, Foresees) else None
         self._publish, self._listener, self._journal, self._clock = publish, listener, journal, clock
         self._share, self._rest_until = share, -inf
         self._lock = threading.RLock()
@@ -212,14 +215,21 @@ class SessionRun:
             window = self.window
             if window.moves:
                 self._follow()
+            if self._foresees is not None:
+                self._foresees.price(*window.cadence.prices())
             work: Pass | None = None
             rests = now < self._rest_until
-            if self.drafter is not None and not window.done and not rests:
+            while self.drafter is not None and not window.done and not rests:
                 if self._unread:
                     work = self._reading()
-                elif nodes := self.policy.grow(window, now):
-                    work = self._guessing(nodes)
-            pass_s = window.cadence.cost.of(len(work.rows)) if work else 0.0
+                else:
+                    nodes = self.policy.grow(window, now)
+                    work = self._guessing(nodes) if nodes else None
+                if work is None or work.num_rows:
+                    break
+                self.learn(work, self.evaluate(work), 0.0)
+                work = None
+            pass_s = window.cadence.cost.of(work.num_rows) if work else 0.0
             send_at = self.policy.send_at(window, now, pass_s) if window.may_send else inf
             sends, looks = send_at <= now, work is None or now >= self._look_at
             if sends:
@@ -238,7 +248,7 @@ class SessionRun:
         """Run the pass: each node's row and what may come after it. Nothing where the drafter can do no more."""
         drafter = self.drafter
         assert drafter is not None
-        self.passes += 1
+        self.passes += work.num_rows > 0
         try:
             if drafter.room() < len(work.rows):
                 raise ModelError("the text has filled the drafter's context")
@@ -256,8 +266,9 @@ class SessionRun:
     def learn(self, work: Pass, found: Sequence[tuple[Row, list[Candidate]]], seconds: float) -> None:
         """Take over what a pass of so many seconds found."""
         with self._lock:
-            self._rest_until = self._clock() + seconds * (1 / self._share() - 1)
-            self.window.cadence.cost.passed(len(work.rows), seconds)
+            if work.num_rows:
+                self._rest_until = self._clock() + seconds * (1 / self._share() - 1)
+                self.window.cadence.cost.passed(work.num_rows, seconds)
             for node, (row, candidates) in zip(work.nodes, found, strict=bool(found)):
                 node.note.row, node.note.candidates = row, candidates
 
@@ -271,17 +282,20 @@ class SessionRun:
 
     def _reading(self) -> Pass:
         rows = [(id, i - 1 if i else self._text_row) for i, id in enumerate(self._unread)]
-        return Pass([self.window.tree.root], rows, reads=True)
+        return Pass([self.window.tree.root], rows, self._pass_rows(rows), reads=True)
 
-    @staticmethod
-    def _guessing(nodes: list[Node]) -> Pass:
+    def _pass_rows(self, rows: list[tuple[int, Any]]) -> int:
+        return len(rows) if self._foresees is None else self._foresees.pass_rows(rows)
+
+    def _guessing(self, nodes: list[Node]) -> Pass:
         if len(nodes) == 1:
             (node,) = nodes
             assert node.parent is not None
-            return Pass(nodes, [(node.id, node.parent.note.row)])
+            rows = [(node.id, node.parent.note.row)]
+            return Pass(nodes, rows, self._pass_rows(rows))
         index: dict[Node | None, int] = {node: i for i, node in enumerate(nodes)}
         rows = [(node.id, index.get(node.parent, node.parent.note.row)) for node in nodes if node.parent is not None]
-        return Pass(nodes, rows)
+        return Pass(nodes, rows, self._pass_rows(rows))
 
     def _follow(self) -> None:
         """Let the drafter's text follow what was committed: rows that guessed it stay, the rest is still to be read."""

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-BUILD_S = 120.0
+BUILD_S = 300.0  # a small board takes its time
 
 
 def compiler(line: str = "") -> list[str] | None:
@@ -71,7 +71,8 @@ def digest(parts: Sequence[bytes]) -> str:
 
 def told(error: Exception) -> str:
     """What the compiler said of an error, or the error itself."""
-    return str(getattr(error, "stderr", None) or error).strip()
+    said = isinstance(error, subprocess.CalledProcessError) and error.stderr
+    return str(said or error).strip()
 
 
 def _cache() -> Path:

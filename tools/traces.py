@@ -17,7 +17,8 @@ from protocol.errors import ConfigError
 class Trace(msgspec.Struct, frozen=True):
     """One text. prompt: the user's message; target: [n] ids that the target wrote; draft_ids, draft_p: [n][k] the
     drafter's best ids at each of these positions, given the target's own text before it, best first, with their
-    probabilities; p_target: [n] the drafter's probability of the id that the target wrote.
+    probabilities; p_target: [n] the drafter's probability of the id that the target wrote; prompt_ids: what both read
+    before it, the prompt in the chat template, empty where that was not recorded.
     """
 
     prompt: str
@@ -25,6 +26,7 @@ class Trace(msgspec.Struct, frozen=True):
     draft_ids: tuple[tuple[int, ...], ...]
     draft_p: tuple[tuple[float, ...], ...]
     p_target: tuple[float, ...]
+    prompt_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         sizes = {len(self.target), len(self.draft_ids), len(self.draft_p), len(self.p_target)}
@@ -43,6 +45,9 @@ class Trace(msgspec.Struct, frozen=True):
 FOLDER = Path(__file__).parent / "twin" / "traces"
 RECORDED = FOLDER / "qwen-coder-0.5b-to-1.5b.json"
 """Four chat prompts, 128 greedy tokens each of Qwen2.5-Coder-1.5B-Instruct, with the eight best of the 0.5B one."""
+RECORDED_CODE = FOLDER / "qwen-coder-0.5b-to-1.5b-code.json"
+"""Six prompts that hold code or JSON to change, up to 128 greedy tokens each of the same target, with the eight best of
+the 4-bit drafter."""
 RECORDED_SMOLLM2 = FOLDER / "smollm2-135m-q4-to-135m.json"
 """Chat prompts, up to 80 greedy float32 tokens each of SmolLM2-135M-Instruct, with the best two of its 4-bit self."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from protocol.sampling import Sampling
 
@@ -71,3 +71,14 @@ class Drafter(Protocol):
 
     def room(self) -> int:
         """Rows that can still be evaluated before the context is full."""
+
+
+@runtime_checkable
+class Foresees(Protocol):
+    """A drafter that knows some rows without a pass of a model."""
+
+    def pass_rows(self, rows: Sequence[tuple[int, Any]]) -> int:
+        """How many rows a model would evaluate if `extend` were called with these; 0: it would take no time."""
+
+    def price(self, pass_s: float, miss_s: float) -> None:
+        """What a pass of the model and a wrong guess cost from now on, in s, 0 where that is not known."""

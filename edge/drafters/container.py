@@ -61,4 +61,6 @@ def _view(mapped: mmap.mmap, start: int, name: str, tensor: _Tensor) -> np.ndarr
     count = prod(tensor.shape)
     if not 0 <= first <= end <= len(mapped) - start or end - first != count * np.dtype(dtype).itemsize:
         raise ValueError(f"{name}: bytes {first} to {end} are not {tensor.dtype} {list(tensor.shape)}")
+    if (start + first) % np.dtype(dtype).itemsize:
+        raise ValueError(f"{name}: {tensor.dtype} at byte {start + first}, which is not a multiple of its size")
     return np.frombuffer(mapped, dtype, count, start + first).reshape(tensor.shape)

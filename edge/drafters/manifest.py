@@ -15,6 +15,8 @@ DRAFTER_WEIGHTS = {
     "onnx": ("model.onnx", "model.onnx.data"),
     "native": ("drafter.safetensors",),
     "tensorrt": ("model.onnx", "model.onnx.data"),
+    "litert": ("model.tflite",),
+    "suffix": (),
 }
 HEAD_IDS = "head.ids"
 TARGET_WEIGHTS = ("model.safetensors",)
@@ -80,7 +82,8 @@ def digest(*paths: Path) -> str:
 def read(directory: Path, kind: str, *, verify: bool = False) -> Manifest:
     """The manifest of a model directory, its tokenizer checked by digest, and with `verify` its weights too.
 
-    Raises ModelError where a file is missing, cannot be read, or is not what the manifest says.
+    kind: what it must hold, "" for either. Raises ModelError where a file is missing, cannot be read, or is not what
+    the manifest says.
     """
     path = directory / MANIFEST
     try:
@@ -89,11 +92,11 @@ def read(directory: Path, kind: str, *, verify: bool = False) -> Manifest:
         raise ModelError(
             f"no manifest: {error.strerror}",
             where=str(path),
-            remedy=f"make it: python -m tools.export {kind} MODEL OUT",
+            remedy=f"make it: python -m tools.export {kind or 'drafter'} MODEL OUT",
         ) from error
     except msgspec.DecodeError as error:
         raise ModelError(f"not a manifest: {error}", where=str(path), remedy="export the model again") from error
-    if manifest.kind != kind:
+    if kind and manifest.kind != kind:
         raise ModelError(
             f"holds a {manifest.kind}, not a {kind}", where=str(path), remedy=f"give the directory of the {kind}"
         )
@@ -105,7 +108,7 @@ def read(directory: Path, kind: str, *, verify: bool = False) -> Manifest:
         )
     _check(directory / TOKENIZER, digest(directory / TOKENIZER), manifest.tokenizer_digest)
     weights = [directory / name for name in manifest.weights_files]
-    if verify:
+    if verify and weights:
         _check(weights[-1], digest(*weights), manifest.weights_digest)
     for file in weights:
         if not file.is_file():

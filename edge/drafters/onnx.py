@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from edge.drafters import manifest, shortlist
 from edge.drafters.accelerator import Accelerator
 from edge.drafters.cached import DEFAULT_CONTEXT, CachedDrafter, Forward, Seen
 from edge.drafters.providers import check_providers, qdq_forward, with_options
+from edge.memory import untouched
 from protocol.errors import ModelError
 
 HIDDEN = -1e9  # added to a score before softmax: its exponential is 0 in float32
@@ -83,8 +85,9 @@ class OnnxForward:
         layers = sum(name.startswith("past.") and name.endswith(".key") for name in shapes)
         _, heads, _, width = shapes["past.0.key"]
         self._vocab = session.get_outputs()[0].shape[1]
+        shape = (layers, 2, 1, heads, capacity, width)
         # Untouched pages cost no memory, so the capacity is paid for only as the text grows.
-        self._cache = np.zeros((layers, 2, 1, heads, capacity, width), np.float32)
+        self._cache = np.frombuffer(untouched(4 * prod(shape)), np.float32).reshape(shape)
         for layer in range(layers):
             for side, name in enumerate(("key", "value")):
                 buffer = self._cache[layer, side]  # [1, kv_heads, capacity, head_dim]

@@ -8,7 +8,7 @@ from pathlib import Path
 from edge.drafters import manifest
 from edge.drafters.accelerator import Accelerator
 from edge.drafters.cached import CachedDrafter
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, ModelError
 
 
 def load(
@@ -33,13 +33,23 @@ def load(
         raise ConfigError(
             f"the drafter is for the runtime {made_for!r}, not {kind!r}",
             where=str(directory),
-            remedy=f'set `kind = "{made_for}"` in [drafter], or export it with --runtime {kind}',
+            remedy=f'set `kind = "{made_for}"` in [drafter], or export the model for {kind}: docs/export.md',
         )
     match kind if kind != "auto" else made_for:
+        case "suffix":
+            raise ModelError(
+                "holds a tokenizer and no model",
+                where=str(directory),
+                remedy="export one: python -m tools.export drafter",
+            )
         case "native":
             from edge.drafters.native import NativeDrafter
 
             return NativeDrafter.load(directory, threads=threads, context=context, verify=verify)
+        case "litert":
+            from edge.drafters.litert import LitertDrafter
+
+            return LitertDrafter.load(directory, threads, context, verify=verify)
         case "tensorrt":
             from edge.drafters.tensorrt import TensorRtDrafter
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from msgspec import Meta
 
 from edge.updates.errors import CompatibilityError, FormatError, SignatureError
@@ -132,6 +130,10 @@ def open_signed(announcement: Announcement, keys: Iterable[str]) -> AnyRelease:
 
     Raises SignatureError, and only then FormatError: nothing unsigned is parsed.
     """
+    # A board starts without it, and most never see a release.
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
     for key in keys:
         try:
             Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(announcement.signature, announcement.manifest)

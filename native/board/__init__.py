@@ -86,17 +86,26 @@ def flags() -> tuple[str, ...]:
     return (*FLAGS, *os.environ.get("OUTRIDER_CFLAGS", "").split())
 
 
+def compiled() -> Path:
+    """The library as this machine's compiler makes it, in the user's cache. Raises NativeError."""
+    command = compiling.compiler()
+    if command is None:
+        remedy = "Install a wheel for this platform, or a C compiler."
+        raise NativeError("neither a library for this machine nor a compiler", where=str(FOLDER), remedy=remedy)
+    try:
+        return compiling.cached("board", command, sources(), flags(), about=sorted(FOLDER.glob("*.h")))
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NativeError(f"it cannot be built: {compiling.told(error)}", where=str(FOLDER)) from error
+
+
 def _open(ffi: Any) -> Any:
     if SHIPPED.exists() and not os.environ.get("OUTRIDER_CFLAGS"):
         try:
             return ffi.dlopen(str(SHIPPED))
         except OSError as error:  # for another processor, or a newer C library
             log.warning("the library that came with the package cannot be used: %s", error)
-    command = compiling.compiler()
-    if command is None:
-        remedy = "Install a wheel for this platform, or a C compiler."
-        raise NativeError("neither a library for this machine nor a compiler", where=str(FOLDER), remedy=remedy)
+    made = compiled()
     try:
-        return ffi.dlopen(str(compiling.cached("board", command, sources(), flags(), about=sorted(FOLDER.glob("*.h")))))
-    except (OSError, subprocess.SubprocessError) as error:
-        raise NativeError(f"it cannot be built: {compiling.told(error)}", where=str(FOLDER)) from error
+        return ffi.dlopen(str(made))
+    except OSError as error:
+        raise NativeError(f"cannot be loaded: {error}", where=str(made)) from error

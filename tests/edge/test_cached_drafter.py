@@ -17,7 +17,7 @@ from edge.drafters.cached import PREFILL_ROWS, CachedDrafter, Row
 from protocol.errors import ModelError
 from protocol.noise import gumbel
 from protocol.sampling import Sampling
-from tests.tools import tiny_models
+from tests.tools import tiny_litert, tiny_models
 from tools.export import sources, write
 from tools.export.quantised import Options
 
@@ -25,11 +25,14 @@ GREEDY = Sampling()
 PROMPT = [1, 30, 99, 7, 205, 44, 18]
 
 
-@pytest.fixture(scope="module", params=("llama onnx", "llama native", "qwen2 native"))
+@pytest.fixture(scope="module", params=("llama onnx", "llama native", "qwen2 native", "llama litert"))
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """float32 activations for ONNX Runtime, so that another batch shape moves logits in the last bits only."""
     architecture, runtime = request.param.split()
     where = tmp_path_factory.mktemp("drafter")
+    if runtime == "litert":
+        pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
+        return tiny_litert.drafter(where, "masked")
     source = sources.read(str(tiny_models.directory(where / "hf", architecture)))
     write.write_drafter(source, where / "out", Options(runtime=runtime, accuracy_level=1))
     return where / "out"

@@ -175,7 +175,7 @@ class Words:
 
 def loads(monkeypatch: pytest.MonkeyPatch, drafter: ToyDrafter, made: Golden | None = None) -> None:
     """The configuration's model is this one."""
-    monkeypatch.setattr(edge.checks, "load_drafter", lambda config: drafter)
+    monkeypatch.setattr(edge.checks, "load_model", lambda config: drafter)
     monkeypatch.setattr(edge.checks, "load_text", lambda config: Words())
     facts = SimpleNamespace(golden=made, runtime="onnx")
     monkeypatch.setattr(edge.checks.manifest, "read", lambda directory, kind: facts)

@@ -17,7 +17,7 @@ import pytest
 from edge.config import EdgeConfig
 from edge.drafters import golden
 from edge.drafters import manifest as model_manifest
-from edge.loading import load_drafter
+from edge.loading import load_model
 from edge.updates.errors import DigestError, SelfTestError
 from edge.updates.manifest import File, ModelRelease, RuntimeRelease
 from edge.updates.selftest import SelfTest
@@ -76,7 +76,7 @@ def test_a_model_is_tested_in_a_process_of_its_own_and_must_guess_what_it_should
     path = board_file(tmp_path, drafter, 1)
     config = load(path, EdgeConfig)
     test = SelfTest(path, config, drafter)
-    expected = golden.record(load_drafter(config), PROMPT)
+    expected = golden.record(load_model(config), PROMPT)
     good = with_golden(drafter, tmp_path / "good", expected)
     test(release_of(good), good)
     ids = list(expected.ids)

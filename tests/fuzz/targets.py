@@ -28,8 +28,9 @@ class Target(NamedTuple):
 
 TARGETS = {
     "messages": Target("tests.fuzz.messages", ("protocol.messages", "protocol.text", "protocol.sampling"), 256, 0.36),
-    "packets": Target("tests.fuzz.packets", ("link.packets",), 256, 0.36),
+    "packets": Target("tests.fuzz.packets", ("link.packets",), 256, 0.355),
     "ledger": Target("tests.fuzz.ledger", ("cloud.ledger", "cloud.advice"), 96, 0.13),
     "window": Target("tests.fuzz.window", ("edge.window", "edge.cadence"), 96, 0.13),
+    "board": Target("tests.fuzz.board", ("edge.drafters.container", "edge.drafters.native"), 300, 0.005),
     "ends": Target("tests.fuzz.ends", ("cloud.ledger", "cloud.verifier", "edge.window", "protocol.tree"), 160, 0.02),
 }

@@ -12,18 +12,28 @@ import pytest
 
 import cloud.experience
 import cloud.ledger
+import edge.drafters.rank
 import link.packets
 import protocol.messages
+import tests.fuzz.board
 from cloud.ledger import Ledger, LedgerError
+from edge.drafters.native import NativeForward
 from edge.window import Window
+from native import board
 from protocol.text import Ids
 from protocol.tree import DraftTree
 from tests.fuzz import __main__ as runner
 from tests.fuzz.kept import read_corpus
 from tests.fuzz.targets import TARGETS
 
-SMOKE = {"messages": 10_000, "packets": 10_000, "ledger": 3000, "window": 2000, "ends": 200}
-TRIES = {"messages": 3000, "packets": 3000, "ledger": 1500, "window": 2500, "ends": 150}
+SMOKE = {"messages": 10_000, "packets": 10_000, "ledger": 3000, "window": 2000, "ends": 200, "board": 200}
+TRIES = {"messages": 3000, "packets": 3000, "ledger": 1500, "window": 2500, "ends": 150, "board": 150}
+
+
+@pytest.fixture(autouse=True)
+def built(request):
+    if "board" in request.node.name and board.find() is None:
+        pytest.skip("neither the board's library nor a C compiler is here")
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -69,6 +79,11 @@ def refuses_much(ledger, have, hash, now):
     HEARD(ledger, have, hash, now)
 
 
+def ranks_another_position(logits, position, sampling, n, ids=None):
+    return RANK(logits, position + 1, sampling, n, ids)
+
+
+RANK = edge.drafters.rank.rank
 ON_COMMIT, ADVANCE, HEARD, UNPACK = Window._on_commit, DraftTree.advance, Ledger.heard, protocol.messages.unpack
 BROKEN = {
     "messages: no checks": ("messages", protocol.messages, "_check", lambda message: None),
@@ -83,6 +98,8 @@ BROKEN = {
     "window: any id": ("window", Window, "_in_vocabulary", lambda window, ids: True),
     "window: never asks": ("window", Window, "_open", lambda window, now: None),
     "window: guesses stay said": ("window", Window, "_forget_sent", lambda window: None),
+    "board: noise of another position": ("board", tests.fuzz.board, "rank", ranks_another_position),
+    "board: what is kept does not move": ("board", NativeForward, "move", lambda forward, slots, first: None),
     "ends: nobody leaves a dead owner": ("ends", Window, "_reopen", lambda window, now, why, retry_s=None: None),
     "ends: a number too great for the wire": ("ends", cloud.experience, "MAX_COUNT", 1 << 40),
 }

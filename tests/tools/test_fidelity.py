@@ -134,12 +134,13 @@ def test_sixteen_bits_are_the_model_itself_also_after_another_scheme(source: sou
     expected = reference[len(PROMPT) - 1 : -1, : source.vocab_size]
     subject = Simulated(source, 32)
     assert torch.allclose(subject.logits(PROMPT, TEXT), expected, atol=1e-5)
-    found = {}
-    for scheme in (Scheme(8, 16), Scheme(4, 16), Scheme(4, 8), Scheme(4, 4), Scheme(3, 16)):
-        subject.use(scheme)
-        found[scheme.name] = float((subject.logits(PROMPT, TEXT) - expected).norm())
-    assert 0 < found["W8A16"] < found["W4A16"] < found["W4A8"] < found["W4A4"]
-    assert found["W4A16"] < found["W3A16"]
+
+    def error(weights: int, activations: int) -> float:
+        subject.use(Scheme(weights, activations))
+        return float((subject.logits(PROMPT, TEXT) - expected).norm())
+
+    assert 0 < 5 * error(8, 16) < error(4, 16) < error(3, 16)
+    assert 0 < 5 * error(16, 8) < error(16, 4)
     subject.use(Scheme(16, 16))
     assert torch.allclose(subject.logits(PROMPT, TEXT), expected, atol=1e-5)
 

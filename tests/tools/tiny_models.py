@@ -43,16 +43,19 @@ def tokenizer() -> Tokenizer:
     return made
 
 
-def directory(path: Path, architecture: str, *, tied: bool = True) -> Path:
-    """A directory with a random llama or qwen2 model whose logits are wider than its tokenizer."""
+def directory(path: Path, architecture: str, *, tied: bool = True, **shape: int) -> Path:
+    """A directory with a random llama or qwen2 model whose logits are wider than its tokenizer.
+
+    shape: what shall differ from SHAPE.
+    """
     made = tokenizer()
-    common = dict(
-        SHAPE,
+    common = SHAPE | dict(
         vocab_size=(made.get_vocab_size() + 63) // 32 * 32,
         tie_word_embeddings=tied,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         eos_token_id=2,
         bos_token_id=1,
+        **shape,
     )
     config = LlamaConfig(**common) if architecture == "llama" else Qwen2Config(**common)
     torch.manual_seed(7)

@@ -6,7 +6,7 @@ from importlib import import_module
 
 import click
 
-NAMES = ("fidelity", "law", "link", "overhead", "policy", "verifier")
+NAMES = ("board", "drafter", "fidelity", "law", "link", "overhead", "policy", "suffix", "verifier")
 
 
 class Benchmarks(click.Group):

@@ -27,7 +27,9 @@ def main(pair: str, threads: int, rounds: int, max_tokens: int, parts: tuple[str
             case "verdict":
                 record[part] = verdict.measure(target_dir, threads=threads, rounds=20 * rounds)
             case "drafter":
-                record[part] = drafter.measure(drafter_dir, threads=threads, rounds=rounds)
+                record[part] = drafter.measure(
+                    drafter.specs_of(drafter.named(drafter_dir), None), threads=threads, rounds=rounds
+                )
             case "engine":
                 record[part] = engine.measure(target_dir, threads=threads, rounds=rounds)
             case _:

@@ -1,9 +1,10 @@
-"""`python -m tools.export target|drafter MODEL OUT`."""
+"""`python -m tools.export target|drafter|litert|tokenizer MODEL OUT`."""
 
 from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from protocol.errors import ConfigError, OutriderError
 from tools.corpus import text
 from tools.export import corpus as calibration
-from tools.export import qdq, sources, write
+from tools.export import litert, qdq, sources, write
 from tools.export import shortlist as choosing
 from tools.export.quantised import Options
 
@@ -137,6 +138,33 @@ def drafter(
                 source, out, chosen, force, progress, head_ids=head_ids, corpus=learned_on, workdir=work
             )
     _report(out, manifest)
+
+
+@main.command("litert")
+@common
+@click.option("--tflite", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Its converted file.")
+@click.option("--recipe", type=click.Choice(litert.RECIPES), default=litert.RECIPES[0], show_default=True)
+@click.option("--context", type=click.IntRange(min=72), default=1024, show_default=True, help="Tokens.")
+def to_litert(model: str, out: Path, tflite: Path | None, recipe: str, context: int, force: bool) -> None:
+    """A small model as a .tflite file, converted by litert-torch or given with --tflite."""
+    write.check_free(out, force)
+    source = _read(model)
+    with tempfile.TemporaryDirectory(prefix="outrider-litert-") as work:
+        if tflite is None:
+            write.write_target(source, Path(work, "source"))
+            tflite = litert.convert(Path(work, "source"), Path(work, "converted"), recipe, context)
+        manifest = write.write_litert(source, tflite, out, force)
+    _report(out, manifest)
+
+
+@main.command()
+@click.option("--force", is_flag=True, help="Replace an earlier export in OUT.")
+@click.argument("exported", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+def tokenizer(exported: Path, out: Path, force: bool) -> None:
+    """The tokenizer alone of an EXPORTED target or drafter, for a board too small for a model."""
+    write.check_free(out, force)
+    _report(out, write.write_tokenizer(exported, out, force))
 
 
 def _check_for_tensorrt(group: int | None) -> None:

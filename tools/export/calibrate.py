@@ -225,6 +225,8 @@ def calibrate(
 
 def key(source: str, options: Options, corpus: Corpus) -> str:
     """Names what a calibration depends on: the source's digest, the options that shape matrices, and the corpus."""
-    shapes = (options.bits, options.group, options.symmetric, options.head_bits, options.embedding_bits)
-    shared = options.runtime == "onnx" and options.head_bits == 8  # where the head may be the embedding's matrix
+    # Where the head may be the embedding's matrix, what is rounded is not what it is elsewhere.
+    shared = options.runtime == "onnx" and options.head_bits == 8 and options.embedding_bits is None
+    vocabulary = (options.head_bits, options.embedding_bits or options.head_bits)
+    shapes = (options.bits, options.group, options.symmetric, *vocabulary)
     return hashlib.sha256(repr((METHOD, source, shapes, shared, corpus.digest)).encode()).hexdigest()[:16]

@@ -23,6 +23,7 @@ from edge.drafters.manifest import (
     Golden,
     Manifest,
     digest,
+    read,
 )
 from protocol.errors import ConfigError
 from tools.export import graph, packed, qdq, shortlist
@@ -143,6 +144,56 @@ def write_tensorrt(
             shortlist=0 if head_ids is None else len(head_ids),
         )
         manifest = msgspec.structs.replace(manifest, golden=_golden(part, "onnx"))
+        _save(manifest, part)
+        return manifest
+
+
+def write_litert(source: Source, file: Path, out: Path, force: bool = False) -> Manifest:
+    """A directory that the board's LiteRT drafter loads, from the `.tflite` file of the same model.
+
+    Raises ConfigError where `out` cannot be written, ModelError where the file is not of a form that the drafter takes.
+    """
+    from tools.export import litert
+
+    with directory(out, force) as part:
+        shutil.copyfile(file, part / DRAFTER_WEIGHTS["litert"][0])
+        found = litert.describe(file)
+        manifest = _finish(
+            source,
+            part,
+            kind="drafter",
+            runtime="litert",
+            dtype="float32",
+            context=source.config.max_position_embeddings,
+            compute=found.compute,
+            quantisation=found.parts,
+        )
+        context = runtimes.load(part).info.context  # what the file's cache holds
+        manifest = msgspec.structs.replace(manifest, context=context, golden=_golden(part))
+        _save(manifest, part)
+        return manifest
+
+
+def write_tokenizer(exported: Path, out: Path, force: bool = False) -> Manifest:
+    """A directory for a board without a model: what it needs of another exported one, a target's or a drafter's.
+
+    Raises ConfigError where `out` cannot be written, ModelError where `exported` cannot be used.
+    """
+    facts = read(exported, "")
+    with directory(out, force) as part:
+        for name in (TOKENIZER, facts.chat_template):
+            (part / name).write_bytes((exported / name).read_bytes())
+        manifest = msgspec.structs.replace(
+            facts,
+            kind="drafter",
+            runtime="suffix",
+            weights_digest=digest(),
+            dtype="none",
+            compute="none",
+            quantisation={},
+            shortlist=0,
+            golden=None,
+        )
         _save(manifest, part)
         return manifest
 

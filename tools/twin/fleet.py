@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import Literal
 
 from cloud.config import SchedulerConfig
 from cloud.probe import probe
@@ -14,6 +15,9 @@ from cloud.scheduler import Scheduler
 from cloud.verifier import Bounds
 from edge.calibration import Calibration
 from edge.config import DraftingConfig
+from edge.drafters.base import Drafter
+from edge.drafters.mixed import MixedDrafter, MixedOdds
+from edge.drafters.suffix import SuffixDrafter
 from edge.runtime import SessionRun
 from edge.session import Request, Timing
 from edge.window import Window
@@ -28,7 +32,8 @@ from tools.twin.world import Board, Cloud, Story, World
 class Scene:
     """What is simulated. Times in s; texts: how many each device asks for, one after another; spread_s: the devices
     start within this time; seed: of starts and of candidates off the target's text; share: of its time that a board may
-    draft, less than 1 where it is hot.
+    draft, less than 1 where it is hot; suffix: whether what was written before is guessed, beside the trace's drafter
+    (`mixed`) or in its place (`alone`).
     """
 
     scripts: Sequence[Script]
@@ -43,6 +48,7 @@ class Scene:
     spread_s: float = 0.0
     seed: int = 0
     share: float = 1.0
+    suffix: Literal["off", "mixed", "alone"] = "off"
     scheduler: Scheduler | None = None
     bounds: Bounds | None = None
 
@@ -77,8 +83,19 @@ def simulate(scene: Scene) -> Result:
     texts = scene.texts or len(scene.scripts)
     result = Result(stories=[[] for _ in range(scene.devices)])
     calibrations = [Calibration() for _ in range(scene.devices)]
+    odds = [MixedOdds() for _ in range(scene.devices)]
     starts = random.Random(scene.seed)
     unfinished = scene.devices
+
+    def drafter_of(device: int, script: Script) -> Drafter:
+        replayed = ReplayDrafter(script, scene.seed)
+        match scene.suffix:
+            case "mixed":
+                return MixedDrafter(replayed, odds[device])
+            case "alone":
+                return SuffixDrafter(replayed.info, odds[device].recall)
+            case _:
+                return replayed
 
     def begin(device: int) -> None:
         nonlocal unfinished
@@ -100,7 +117,7 @@ def simulate(scene: Scene) -> Result:
 
         def make(board: Board) -> SessionRun:
             window = Window(f"twin.b{device}", request, timing=Timing(), now=world.now)
-            drafter = None if scene.drafting.policy == "none" else ReplayDrafter(script, scene.seed)
+            drafter = None if scene.drafting.policy == "none" else drafter_of(device, script)
             return SessionRun(
                 window,
                 drafter,

@@ -60,7 +60,7 @@ def trace_text(
         # A row a pass, as a board drafts: 4-bit kernels for one row and for more give other probabilities.
         (row,) = drafter.extend([(written, row)])
         drafter.keep([row])
-    return Trace(prompt, tuple(target), tuple(draft_ids), tuple(draft_p), tuple(p_target))
+    return Trace(prompt, tuple(target), tuple(draft_ids), tuple(draft_p), tuple(p_target), tuple(ids))
 
 
 def read_pair(drafter: Path, target: Path) -> tuple[Manifest, Manifest]:

@@ -12,6 +12,7 @@ from functools import cached_property
 
 from cloud.engines.base import Outcome, Plan, TargetInfo
 from edge.drafters.base import Candidate, DrafterInfo
+from protocol.errors import ConfigError
 from protocol.sampling import Sampling
 from tools.traces import Trace
 
@@ -25,14 +26,24 @@ TARGET = TargetInfo("twin-000000000000", "twin", "0" * 64, TOKENIZER, VOCAB, CON
 
 @dataclass(frozen=True)
 class Script:
-    """One text of a trace behind a prompt of `prompt_len` ids that all are FILLER."""
+    """One text of a trace behind `prompt_ids`, or where there are none behind `prompt_len` ids that all are FILLER."""
 
     trace: Trace
     prompt_len: int = 20
+    prompt_ids: tuple[int, ...] = ()
+
+    @classmethod
+    def recorded(cls, trace: Trace) -> Script:
+        """Behind the trace's own prompt. Raises ConfigError where its ids were not recorded."""
+        if not trace.prompt_ids:
+            raise ConfigError(
+                "the ids of the prompt are not in this trace", where=trace.prompt[:40], remedy="record it again"
+            )
+        return cls(trace, len(trace.prompt_ids), trace.prompt_ids)
 
     @property
     def prompt(self) -> tuple[int, ...]:
-        return (FILLER,) * self.prompt_len
+        return self.prompt_ids or (FILLER,) * self.prompt_len
 
     def id_at(self, position: int) -> int | None:
         """What the target writes there; None in the prompt and behind the text's end."""

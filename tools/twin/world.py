@@ -230,8 +230,8 @@ class Board:
         work = self.run.next_pass()
         if work is not None:
             self._busy = True
-            seconds = self._rows_s(len(work.rows))
-            self.story.rows += 0 if work.reads else len(work.nodes)
+            seconds = self._rows_s(work.num_rows)
+            self.story.rows += 0 if work.reads else work.num_rows
             self.story.busy_s += seconds
             world.at(world.now + seconds, self._end_pass, work, seconds)
         elif self.run.wake_at < self._wake_at:

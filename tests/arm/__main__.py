@@ -1,0 +1,158 @@
+"""`python -m tests.arm`: the board's code and its drafter on an emulated Cortex-A76. See docs/native.md."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+import onnx
+
+from protocol.errors import OutriderError
+from tests.arm import golden
+from tools import models
+from tools.flash.wheels import build
+from tools.models import ROOT
+
+BUILD = ROOT / "build" / "arm"
+GLIBC = (2, 36)  # of the userland
+TOKENS = 64
+WHEELS = (
+    *("numpy", "onnxruntime", "flatbuffers", "protobuf", "packaging", "msgspec", "tokenizers", "cffi", "pycparser"),
+    *("paho-mqtt", "jinja2", "markupsafe", "starlette", "anyio", "idna", "sniffio", "typing_extensions", "uvicorn"),
+    *("click", "h11", "wsproto", "rich", "markdown-it-py", "mdurl", "pygments", "cryptography", "pytest", "iniconfig"),
+    *("pluggy", "pytest-timeout", "hypothesis", "sortedcontainers", "attrs"),
+)
+TESTS = ("__init__.py", "conftest.py", "toys.py", "arm", "edge", "native", "protocol")
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Tests, and the variables that they are run with."""
+
+    name: str
+    tests: str
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+JOBS = (
+    Job("SmolLM2, native", "tests/arm -k native"),
+    Job("native", "tests/native tests/arm --ignore=tests/native/test_building.py -k 'not drafter'"),
+    Job("native, all features", "tests/native/test_rank.py tests/arm -k 'not drafter'", {"ARM_CPU": "max"}),
+    Job(
+        "native, NEON alone",
+        "tests/arm tests/native/test_rank.py -k '(whole or same or native) and not onnx'",
+        {"OUTRIDER_ISA": "neon", "OUTRIDER_ARM_TOKENS": "3"},
+    ),
+    Job(
+        "native, plain C",
+        "tests/arm tests/native/test_rank.py -k '(whole or same or native) and not onnx'",
+        {"OUTRIDER_ISA": "scalar", "OUTRIDER_ARM_TOKENS": "3"},
+    ),
+    Job("SmolLM2, ONNX Runtime", "tests/arm -k onnx"),
+    Job("protocol", "tests/protocol"),
+    Job(
+        "edge",
+        "tests/edge/test_journal.py tests/edge/test_policy.py tests/edge/test_calibration.py tests/edge/test_costs.py "
+        "tests/edge/test_config.py tests/edge/test_cores.py tests/edge/test_targets.py -k 'not killed'",
+    ),
+)
+
+
+@click.command()
+@click.option(
+    "--userland",
+    type=click.Path(path_type=Path),
+    envvar="ARM64_USERLAND",
+    help="A script that makes an aarch64 userland: SCRIPT DIR WHEEL... leaves DIR/armpy, its Python.",
+)
+@click.option("--no-models", is_flag=True, help="Leave out what needs a real model.")
+def main(userland: Path | None, no_models: bool) -> None:
+    """Run the tests of protocol, native and part of edge on an emulated Cortex-A76, with the cross-compiled wheel."""
+    if userland is None or not userland.exists():
+        click.echo(f"arm: skipped, there is no script that makes an aarch64 userland ({userland or 'ARM64_USERLAND'})")
+        return
+    try:
+        python = _userland(userland)
+        stage = _stage(BUILD / "stage")
+        drafters = None if no_models else _drafters(BUILD / "drafters")
+        golden.write(stage, drafters and drafters / "native", TOKENS)
+    except (OutriderError, subprocess.CalledProcessError) as error:
+        click.echo(f"arm: {error}", err=True)
+        sys.exit(1)
+    with ThreadPoolExecutor(os.cpu_count()) as workers:
+        running = [workers.submit(_run, job, python, stage, drafters) for job in JOBS]
+        passed = [job.result() for job in as_completed(running)]
+    sys.exit(0 if all(passed) else 1)
+
+
+def _userland(script: Path) -> Path:
+    """Its Python. One is kept for each list of wheels."""
+    folder = BUILD / f"userland-{hashlib.sha256(' '.join(WHEELS).encode()).hexdigest()[:8]}"
+    if not (folder / ".ok").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["bash", str(script), str(folder), *WHEELS], check=True)
+    return folder / "armpy"
+
+
+def _stage(folder: Path) -> Path:
+    """What is tested: the wheel as a board gets it, and the tests beside it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with zipfile.ZipFile(build(BUILD / "wheel", "aarch64", GLIBC)) as wheel:
+        wheel.extractall(folder)
+    for name in (*(f"tests/{name}" for name in TESTS), "tools", "board_configs", "pyproject.toml"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
+        (folder / name).parent.mkdir(exist_ok=True)
+        copy(ROOT / name, folder / name)
+    return folder
+
+
+def _drafters(folder: Path) -> Path:
+    """SmolLM2 for each runtime: `native`, and `level4` and `level1` of ONNX Runtime."""
+    folder.mkdir(parents=True, exist_ok=True)
+    onnx_drafter, _ = models.prepare("smollm2")
+    source = models.fetch(models.PAIRS["smollm2"].drafter)
+    models.export("drafter", source, folder / "native", "--runtime", "native")
+    for name in ("level4", "level1"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+        shutil.copytree(onnx_drafter, folder / name, copy_function=os.link)
+    graph = folder / "level1" / "model.onnx"
+    model = onnx.load(str(graph), load_external_data=False)
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "accuracy_level":
+                attribute.i = 1
+    graph.unlink()  # it is the other one's too
+    onnx.save(model, str(graph))
+    return folder
+
+
+def _run(job: Job, python: Path, stage: Path, drafters: Path | None) -> bool:
+    variables = {
+        **os.environ,
+        **job.variables,
+        "PYTHONPATH": str(stage),
+        "OPENBLAS_NUM_THREADS": "1",  # its threads may hang under emulation
+        "OUTRIDER_REQUIRE_NATIVE": "1",
+        "OUTRIDER_ARM_GOLDEN": str(stage),
+        "OUTRIDER_ARM_DRAFTERS": str(drafters or stage),
+    }
+    began = time.monotonic()
+    line = f"exec {python} {' '.join(PYTEST)} {job.tests}"
+    done = subprocess.run(["bash", "-c", line], cwd=stage, env=variables, capture_output=True, text=True)
+    click.echo(f"-- {job.name}: {time.monotonic() - began:.0f} s\n{done.stdout}{done.stderr}".rstrip())
+    return done.returncode == 0
+
+
+if __name__ == "__main__":
+    main()
