@@ -178,7 +178,7 @@ def loads(monkeypatch: pytest.MonkeyPatch, drafter: ToyDrafter, made: Golden | N
     """The configuration's model is this one."""
     monkeypatch.setattr(edge.checks, "load_model", lambda config: drafter)
     monkeypatch.setattr(edge.checks, "load_text", lambda config: Words())
-    facts = SimpleNamespace(golden=made, runtime="onnx")
+    facts = SimpleNamespace(golden=made, runtime="native")
     monkeypatch.setattr(edge.checks.manifest, "read", lambda directory, kind: facts)
 
 
