@@ -27,7 +27,7 @@ from edge.drafters.manifest import (
 )
 from protocol.errors import ConfigError
 from tools.export import graph, packed, qdq, shortlist
-from tools.export.calibrate import calibrate, key
+from tools.export.calibrate import calibrate, fast_products, key
 from tools.export.corpus import Corpus
 from tools.export.quantise import Blocks
 from tools.export.quantised import EMBEDDING, HEAD, Options, Progress, layer_matrices, quantise_model
@@ -79,7 +79,8 @@ def write_drafter(
         if corpus:
             kept = (workdir or out.with_name(f"{out.name}.calibration")) / key(source.origin["sha256"], options, corpus)
             blocks = calibrate(source.config, weights, options, corpus, kept, progress)
-            blocks, vectors = tune(source.config, weights, blocks, corpus, kept, progress)
+            with fast_products():
+                blocks, vectors = tune(source.config, weights, blocks, corpus, kept, progress)
             weights = {**weights, **vectors}
         else:
             blocks = quantise_model(source.config, weights, options, progress)
