@@ -35,10 +35,13 @@ UNWANTED = {
 }  # fmt: skip
 SERVING = """
 import json, sys
+from pathlib import Path
 from edge.cli import main
 import edge.api
-from edge.drafters import manifest, runtimes
-runtimes.load(sys.argv[1])
+from edge.config import DeviceConfig, DrafterConfig, EdgeConfig
+from edge.loading import load_drafter, load_text
+config = EdgeConfig(device=DeviceConfig(name="test.board"), drafter=DrafterConfig(model=Path(sys.argv[1])))
+load_drafter(config), load_text(config)
 print(json.dumps(sorted(sys.modules)))
 """
 

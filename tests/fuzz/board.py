@@ -32,6 +32,7 @@ VALUES = (0.0, -0.0, 1.0, -1.5, 2.0, 30.0, -80.0, 3e38, -3e38, 1e-45, -math.inf,
 TEMPERATURES = (0.0, 1.0, 0.7, 16.0, 1e-3, 1e-30, 1e-300, 5e-324)
 TOP_PS = (1.0, 0.5, 0.95, 1e-300, 1 - 2**-53)
 TOP_KS = (0, 1, 3, 40, 2**31 - 1)
+FACTS = (0, 1, 2, -1, 16, 32, 64, 128, 1 << 20, (1 << 24) - 16, 1 << 31, 1 << 40, "x", "nan", 0.5)
 
 # A ranking, a story of a decoder, and a file with each of some places changed.
 SEEDS = (
@@ -147,7 +148,7 @@ def opened(path: Path, threads: int) -> CachedDrafter:
 
 
 def _decoding(choices: Choices) -> None:
-    """Whatever is evaluated and kept, logits are those of the whole text evaluated anew, but for the order of sums."""
+    """Whatever is evaluated and kept, the logits are those of the whole text anew, but for the order of sums."""
     use_any(choices)
     drafter = opened(folder() / "whole", 1 + choices.below(3))
     text = [choices.below(SHAPE.vocab) for _ in range(1 + choices.below(20))]
@@ -217,11 +218,7 @@ def _file(choices: Choices) -> None:
         case 2:
             entries = json.loads(content[8:header])
             names = sorted(entries["__metadata__"])
-            entries["__metadata__"][names[choices.below(len(names))]] = str(
-                (0, 1, 2, -1, 16, 32, 64, 128, 1 << 20, (1 << 24) - 16, 1 << 31, 1 << 40, "x", "nan", 0.5)[
-                    choices.below(15)
-                ]
-            )
+            entries["__metadata__"][names[choices.below(len(names))]] = str(FACTS[choices.below(len(FACTS))])
             made = json.dumps(entries).encode()
             content = bytearray(len(made).to_bytes(8, "little") + made + content[header:])
         case _:

@@ -27,7 +27,7 @@ from edge.drafters.manifest import (
 )
 from protocol.errors import ConfigError
 from tools.export import graph, packed, qdq, shortlist
-from tools.export.calibrate import calibrate, key
+from tools.export.calibrate import calibrate, fast_products, key
 from tools.export.corpus import Corpus
 from tools.export.quantise import Blocks
 from tools.export.quantised import EMBEDDING, HEAD, Options, Progress, layer_matrices, quantise_model
@@ -79,7 +79,8 @@ def write_drafter(
         if corpus:
             kept = (workdir or out.with_name(f"{out.name}.calibration")) / key(source.origin["sha256"], options, corpus)
             blocks = calibrate(source.config, weights, options, corpus, kept, progress)
-            blocks, vectors = tune(source.config, weights, blocks, corpus, kept, progress)
+            with fast_products():
+                blocks, vectors = tune(source.config, weights, blocks, corpus, kept, progress)
             weights = {**weights, **vectors}
         else:
             blocks = quantise_model(source.config, weights, options, progress)
@@ -156,20 +157,19 @@ def write_litert(source: Source, file: Path, out: Path, force: bool = False) -> 
     from tools.export import litert
 
     with directory(out, force) as part:
+        found = litert.examine(file)
         shutil.copyfile(file, part / DRAFTER_WEIGHTS["litert"][0])
-        found = litert.describe(file)
         manifest = _finish(
             source,
             part,
             kind="drafter",
             runtime="litert",
             dtype="float32",
-            context=source.config.max_position_embeddings,
+            context=min(found.slots, source.config.max_position_embeddings),
             compute=found.compute,
             quantisation=found.parts,
         )
-        context = runtimes.load(part).info.context  # what the file's cache holds
-        manifest = msgspec.structs.replace(manifest, context=context, golden=_golden(part))
+        manifest = msgspec.structs.replace(manifest, golden=_golden(part))
         _save(manifest, part)
         return manifest
 
