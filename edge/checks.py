@@ -20,7 +20,7 @@ from edge.drafters import golden, manifest
 from edge.drafters.accelerator import Accelerator
 from edge.drafters.base import Drafter
 from edge.drafters.suffix import SuffixDrafter
-from edge.loading import engines, load_model, load_text, uses_tensorrt
+from edge.loading import engines, load_model, load_text, runtime
 from edge.targets import choose_target
 from edge.updates.boot import as_running
 from link.config import BrokerConfig, load
@@ -35,7 +35,6 @@ Status: TypeAlias = Literal["ok", "warn", "fail"]
 EXPIRES_SOON = timedelta(days=30)
 RUNTIME_MIB = 200  # Python and ONNX Runtime, beside the weights
 ROOMY = 1.5  # times the weights: while they are packed for the kernels, parts of them are there twice
-PROVIDER = "ExecutionProvider"  # how ONNX Runtime's are called
 PROMPT = [{"role": "user", "content": "Say hello."}]
 
 
@@ -103,7 +102,7 @@ class _Looks:
         self.look("power mode", lambda: self.power_mode(board))
         self.look("temperature", self.temperature)
         self.look("memory", lambda: self.memory(running))
-        if uses_tensorrt(running) and not self.look("engine", lambda: self.engine(running)):
+        if runtime(running) == "tensorrt" and not self.look("engine", lambda: self.engine(running)):
             self.broker(running)
             return
         if self.look("drafter", lambda: self.load(running)):
@@ -237,7 +236,7 @@ class _Looks:
             f"{info.name}, digest {info.weights_digest[:12]} as in its manifest, {info.compute} on {info.provider},"
             f" context {info.context}"
         )
-        if info.provider.endswith(PROVIDER) and info.provider != config.drafter.providers[0]:
+        if runtime(config) == "onnx" and info.provider != config.drafter.providers[0]:
             return Warned(
                 f"{said}; {config.drafter.providers[0]} was asked for",
                 "It cannot run this graph: name what runs in `providers` of [drafter]",

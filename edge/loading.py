@@ -54,14 +54,14 @@ def load_model(config: EdgeConfig) -> CachedDrafter | SuffixDrafter:
     return loaded
 
 
-def uses_tensorrt(config: EdgeConfig) -> bool:
-    """Whether the drafter runs in an engine that this board builds. False where its directory cannot be read."""
+def runtime(config: EdgeConfig) -> str:
+    """What will compute the drafter; "" where its directory cannot be read."""
     if config.drafter.kind != "auto":
-        return config.drafter.kind == "tensorrt"
+        return config.drafter.kind
     try:
-        return manifest.read(config.drafter.model, "drafter").runtime == "tensorrt"
+        return manifest.read(config.drafter.model, "drafter").runtime
     except ModelError:
-        return False
+        return ""
 
 
 def engines(config: EdgeConfig) -> Path:

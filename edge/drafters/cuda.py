@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,11 @@ class Stream:
         call("cudaStreamSynchronize", self._handle)
 
 
+def _freed_with(owner: object, free: Callable[..., Any], pointer: ctypes.c_void_p) -> None:
+    """But not at the process's end, when the driver may be gone already; it frees everything itself."""
+    weakref.finalize(owner, free, pointer).atexit = False
+
+
 class Memory:
     """Bytes on the GPU, zero at first. They live as long as this object."""
 
@@ -102,28 +108,20 @@ class Memory:
         pointer = ctypes.c_void_p()
         call("cudaMalloc", ctypes.byref(pointer), ctypes.c_size_t(size))
         self.address = pointer.value or 0
+        _freed_with(self, library().cudaFree, pointer)
         call("cudaMemset", pointer, ctypes.c_int(0), ctypes.c_size_t(size))
-
-    def __del__(self) -> None:
-        if getattr(self, "address", 0):
-            library().cudaFree(ctypes.c_void_p(self.address))
 
 
 class Pinned:
     """An array in the host's memory that the GPU writes to directly. It lives as long as this object."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        self.address = 0
         pointer = ctypes.c_void_p()
         size = int(np.prod(shape))
         call("cudaHostAlloc", ctypes.byref(pointer), ctypes.c_size_t(size * 4), ctypes.c_uint(0))
-        self.address = pointer.value or 0
+        _freed_with(self, library().cudaFreeHost, pointer)
         numbers = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float))
         self.array = np.ctypeslib.as_array(numbers, (size,)).reshape(shape)
-
-    def __del__(self) -> None:
-        if self.address:
-            library().cudaFreeHost(ctypes.c_void_p(self.address))
 
 
 class DeviceCache:

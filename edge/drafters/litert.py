@@ -48,7 +48,7 @@ class LitertDrafter(CachedDrafter):
         directory = Path(directory)
         facts = manifest.read(directory, "drafter", verify=verify)
         path = directory / facts.weights_files[0]
-        forward = LitertForward(_interpreter(path, threads), str(path))
+        forward = LitertForward(open_file(path, threads), str(path))
         if forward.width < facts.vocab_size:
             raise ModelError(
                 f"gives {forward.width} logits, but the tokenizer has {facts.vocab_size} ids",
@@ -189,7 +189,8 @@ class LitertForward:
         return axes
 
 
-def _interpreter(path: Path, threads: int) -> Any:
+def open_file(path: Path, threads: int) -> Any:
+    """LiteRT's interpreter of a file. Raises ModelError where it, or the file, cannot be used."""
     try:
         from ai_edge_litert.interpreter import Interpreter
     except ImportError as error:

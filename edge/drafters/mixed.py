@@ -26,7 +26,7 @@ FREE = (
 LEAST_FREE = 0.8
 SAVED = 0.4  # of a pass that is not made; found by replaying recorded drafts
 SAY = 0.5  # below this what was written before is no guess
-FEW = 8  # rows behind the text that are read together with guesses; more are read as a text is, which needs no logits
+FEW = 7  # rows behind the text that are read together with guesses; more are read as a text is, which needs no logits
 AGAINST_EDGES = (0.2, 0.4, 0.6, 0.8)
 AGAINST_PRIOR = (0.03, 0.06, 0.1, 0.2, 0.35)  # that what was written before is right where the model guesses otherwise
 

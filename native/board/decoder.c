@@ -324,9 +324,14 @@ board_decoder *board_decoder_alloc(const board_model *model, int32_t capacity, i
     d->threads = threads;
     d->cache = calloc((size_t)model->layers, sizeof *d->cache);
     d->size = lay_out(d, NULL);
-    /* Pages that were never written cost nothing, so the cache is paid for only as the text grows. */
+    /* Pages that were never written cost nothing, so the cache is paid for only as the text grows: as long as they are
+       small ones, since the heads lie far apart. */
     void *memory = mmap(NULL, d->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     d->memory = memory == MAP_FAILED ? NULL : memory;
+#ifdef MADV_NOHUGEPAGE
+    if (d->memory)
+        madvise(d->memory, d->size, MADV_NOHUGEPAGE); /* a kernel without huge pages refuses, which does no harm */
+#endif
     d->team = team_alloc(threads);
     if (!d->cache || !d->memory || !d->team) {
         board_decoder_free(d);

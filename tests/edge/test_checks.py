@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
@@ -173,11 +174,13 @@ class Words:
         return " ".join(map(str, ids))
 
 
-def loads(monkeypatch: pytest.MonkeyPatch, drafter: ToyDrafter, made: Golden | None = None) -> None:
+def loads(
+    monkeypatch: pytest.MonkeyPatch, drafter: ToyDrafter, made: Golden | None = None, runtime: str = "native"
+) -> None:
     """The configuration's model is this one."""
     monkeypatch.setattr(edge.checks, "load_model", lambda config: drafter)
     monkeypatch.setattr(edge.checks, "load_text", lambda config: Words())
-    facts = SimpleNamespace(golden=made)
+    facts = SimpleNamespace(golden=made, runtime=runtime)
     monkeypatch.setattr(edge.checks.manifest, "read", lambda directory, kind: facts)
 
 
@@ -208,10 +211,12 @@ def test_guesses_of_the_manifest_that_come_out_otherwise_fail(tmp_path, files, m
 
 
 def test_a_provider_that_runs_nothing_of_the_graph_is_a_warning(tmp_path, files, monkeypatch):
-    loads(monkeypatch, ToyDrafter())
+    toy = ToyDrafter()
+    toy.info = replace(toy.info, provider="XnnpackExecutionProvider")
+    loads(monkeypatch, toy, runtime="onnx")
     drafter = found(checked(config(tmp_path), files), "drafter")
     assert drafter.status == "warn"
-    assert "on none" in drafter.what and "CPUExecutionProvider was asked for" in drafter.what
+    assert "on Xnnpack" in drafter.what and "CPUExecutionProvider was asked for" in drafter.what
 
 
 def test_each_broker_is_tried_by_itself(tmp_path, files, broker_kinds):

@@ -142,6 +142,18 @@ def test_facts(form: str, directory: Path, drafter: LitertDrafter) -> None:
         runtimes.load(directory, "onnx")
 
 
+def test_the_manifest_says_what_the_file_computes_in(tmp_path: Path) -> None:
+    """Read from the file: int8 weights that are multiplied as they are make int8 of what they are multiplied with."""
+    directory = tiny_litert.drafter(tmp_path, "quantised")
+    facts = json.loads((directory / "manifest.json").read_text())
+    words = {"weights": "int8, a scale for each row", "head": "int8, a scale for each row"}
+    assert facts["compute"] == "w8a8" and facts["quantisation"].items() >= words.items()
+    drafter = LitertDrafter.load(directory)
+    expected = np.load(tiny_litert.HERE / "logits.npy")[-1, : drafter.info.vocab_size]
+    found = drafter.logits(drafter.prefill(tiny_litert.IDS))
+    assert 0 < np.linalg.norm(found - expected) < 0.1 * np.linalg.norm(expected)
+
+
 def test_the_package_is_asked_for_where_it_is_absent(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ai_edge_litert.interpreter", None)
     with pytest.raises(ModelError, match=r"model.tflite: ai-edge-litert cannot be used here.*outrider\[litert\]"):
@@ -182,5 +194,5 @@ def rename(path: Path, name: bytes, other: bytes) -> None:
 
 def test_a_file_that_is_no_language_model_is_not_wrapped(tmp_path: Path) -> None:
     (tmp_path / "other.tflite").write_bytes(b"no model at all")
-    with pytest.raises(ModelError, match=r"other.tflite: not a model with the signature decode"):
-        litert.describe(tmp_path / "other.tflite")
+    with pytest.raises(ModelError, match=r"other.tflite: cannot be loaded"):
+        litert.examine(tmp_path / "other.tflite")

@@ -3,8 +3,8 @@
     python -m tests.tools.tiny_litert
 
 makes them again, where litert-torch 0.10 is installed (docs/litert.md). They hold the same weights: `masked.tflite` has
-the mask as an input and its slots behind the heads, `plain.tflite` neither. `logits.npy`, [ids, width], is what
-transformers computes for IDS.
+the mask as an input and its slots behind the heads, `plain.tflite` neither; `quantised.tflite` is the first in int8.
+`logits.npy`, [ids, width], is what transformers computes for IDS.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def main() -> None:
         _logits(Path(work, "hf"))
         _masked(Path(work, "hf"), Path(work))
         _plain(Path(work, "hf"), Path(work))
+        _quantised()
 
 
 def _logits(model: Path) -> None:
@@ -114,15 +115,23 @@ def _plain(model: Path, work: Path) -> None:
     _without_names(made, HERE / "plain.tflite")
 
 
+def _quantised() -> None:
+    from ai_edge_quantizer import quantizer, recipe
+
+    made = quantizer.Quantizer(str(HERE / "masked.tflite"))
+    made.load_quantization_recipe(recipe.dynamic_wi8_afp32())
+    made.quantize().export_model(str(HERE / "quantised.tflite"), overwrite=True)
+
+
 def _without_names(made: Path, out: Path) -> None:
     """Tensors are called by the path of their module, which would be most of so small a file."""
     import flatbuffers
     from ai_edge_litert import schema_py_generated as schema
 
     model = schema.ModelT.InitFromPackedBuf(made.read_bytes(), 0)
-    for graph in model.subgraphs:
+    for place, graph in enumerate(model.subgraphs):
         for number, tensor in enumerate(graph.tensors):
-            tensor.name = str(number)
+            tensor.name = f"{place}.{number}"  # the quantiser asks for names that are unique in the file
     builder = flatbuffers.Builder(1 << 16)
     builder.Finish(model.Pack(builder), b"TFL3")
     out.write_bytes(builder.Output())

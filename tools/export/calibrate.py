@@ -157,11 +157,11 @@ class Rounder:
 
 
 @contextmanager
-def precision(kind: str) -> Iterator[None]:
-    """What float32 products compute in, on processors that know more: "bf16" factors are fast, "ieee" is exact."""
-    settings = torch.backends.mkldnn.matmul
+def fast_products() -> Iterator[None]:
+    """Float32 products with bfloat16 factors and float32 sums, on processors that have them."""
+    settings: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = settings.fp32_precision
-    settings.fp32_precision = kind
+    settings.fp32_precision = "bf16"
     try:
         yield
     finally:
@@ -210,7 +210,7 @@ def calibrate(
                 return {EMBEDDING: round_vocabulary(head(weights), options.head_bits, options)}
             return {EMBEDDING: round_embedding(weights, options)}
 
-    with precision("bf16"):
+    with fast_products():
         blocks = kept("embedding", embedding)
         streams = Streams(config, weights, blocks[EMBEDDING], corpus.texts)
         for layer in range(layers):

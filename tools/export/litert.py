@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edge.drafters.litert import LitertForward, open_file
 from protocol.errors import ModelError
 
 PREFILL_LENGTHS = (8, 64)  # the longest is what a drafter's prefill hands over at once
@@ -18,9 +19,11 @@ RECIPES = ("dynamic_wi8_afp32", "dynamic_wi4b32_afp32", "dynamic_wi4_afp32", "we
 
 
 @dataclass(frozen=True, slots=True)
-class Computes:
-    """compute: weight and activation bits of most matrix products; parts: part of the model -> how, in words."""
+class Found:
+    """slots: of the cache; compute: weight and activation bits of most matrix products; parts: part of the model ->
+    how it is held, in words."""
 
+    slots: int
     compute: str
     parts: dict[str, str]
 
@@ -50,22 +53,17 @@ def convert(model: Path, work: Path, recipe: str, context: int) -> Path:
     return made["model.tflite" if recipe == "none" else "model_quantized.tflite"]
 
 
-def describe(file: Path) -> Computes:
-    """What the file's decode signature computes in. Raises ModelError for a file that has none."""
+def examine(file: Path) -> Found:
+    """What a file holds and computes in. Raises ModelError for one that the drafter does not take."""
+    slots = LitertForward(open_file(file, threads=1), str(file)).capacity
     from ai_edge_litert import schema_py_generated as schema
 
     names = {value: name for name, value in vars(schema.TensorType).items() if not name.startswith("_")}
-    try:
-        model = schema.Model.GetRootAs(file.read_bytes())
-        signatures = {
-            model.SignatureDefs(i).SignatureKey(): model.SignatureDefs(i) for i in range(model.SignatureDefsLength())
-        }
-        graph = model.Subgraphs(signatures[b"decode"].SubgraphIndex())
-        operators = list(_operators(model, graph))
-    except (OSError, KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
-        raise ModelError(
-            f"not a model with the signature decode: {error}", where=str(file), remedy="see docs/litert.md"
-        ) from error
+    model = schema.Model.GetRootAs(file.read_bytes())
+    signatures = (model.SignatureDefs(i) for i in range(model.SignatureDefsLength()))
+    (decode,) = (one.SubgraphIndex() for one in signatures if one.SignatureKey() == b"decode")
+    graph = model.Subgraphs(decode)
+    operators = list(_operators(model, graph))
     stored = {
         operator.Outputs(0): operator.Inputs(0)
         for code, operator in operators
@@ -86,7 +84,7 @@ def describe(file: Path) -> Computes:
 
     products = [product(operator) for code, operator in operators if code == schema.BuiltinOperator.FULLY_CONNECTED]
     if not products:
-        raise ModelError("its decode signature has no matrix product", where=str(file), remedy="see docs/litert.md")
+        raise ModelError("decode has no matrix product", where=str(file), remedy="see docs/litert.md")
     *layers, head = products
     sizes: Counter[tuple[str, str]] = Counter()
     for bits, words, size in layers or [head]:
@@ -97,7 +95,7 @@ def describe(file: Path) -> Computes:
     for code, operator in operators:
         if code == schema.BuiltinOperator.EMBEDDING_LOOKUP:
             parts["embedding"] = held(operator)[1]
-    return Computes(compute, parts)
+    return Found(slots, compute, parts)
 
 
 def _operators(model: Any, graph: Any) -> Iterator[tuple[int, Any]]:

@@ -27,7 +27,7 @@ from edge.drafters.manifest import (
 )
 from protocol.errors import ConfigError
 from tools.export import graph, packed, qdq, shortlist
-from tools.export.calibrate import calibrate, key
+from tools.export.calibrate import calibrate, fast_products, key
 from tools.export.corpus import Corpus
 from tools.export.quantise import Blocks
 from tools.export.quantised import EMBEDDING, HEAD, Options, Progress, layer_matrices, quantise_model
@@ -79,10 +79,12 @@ def write_drafter(
         if corpus:
             kept = (workdir or out.with_name(f"{out.name}.calibration")) / key(source.origin["sha256"], options, corpus)
             blocks = calibrate(source.config, weights, options, corpus, kept, progress)
-            blocks, vectors = tune(source.config, weights, blocks, corpus, kept, progress)
+            with fast_products():
+                blocks, vectors = tune(source.config, weights, blocks, corpus, kept, progress)
             weights = {**weights, **vectors}
         else:
             blocks = quantise_model(source.config, weights, options, progress)
+        head_plain = corpus is None or blocks[HEAD] is blocks[EMBEDDING]
         if head_ids is not None:
             blocks = shortlist.cut(blocks, head_ids)
             (part / HEAD_IDS).write_bytes(head_ids.astype("<i4").tobytes())
@@ -101,7 +103,7 @@ def write_drafter(
             context=context,
             runtime=options.runtime,
             compute=_compute(options),
-            quantisation=_describe(options, blocks, corpus),
+            quantisation=_describe(options, blocks, corpus, head_plain),
             shortlist=0 if head_ids is None else len(head_ids),
         )
         manifest = msgspec.structs.replace(manifest, golden=_golden(part))
@@ -156,20 +158,19 @@ def write_litert(source: Source, file: Path, out: Path, force: bool = False) -> 
     from tools.export import litert
 
     with directory(out, force) as part:
+        found = litert.examine(file)
         shutil.copyfile(file, part / DRAFTER_WEIGHTS["litert"][0])
-        found = litert.describe(file)
         manifest = _finish(
             source,
             part,
             kind="drafter",
             runtime="litert",
             dtype="float32",
-            context=source.config.max_position_embeddings,
+            context=min(found.slots, source.config.max_position_embeddings),
             compute=found.compute,
             quantisation=found.parts,
         )
-        context = runtimes.load(part).info.context  # what the file's cache holds
-        manifest = msgspec.structs.replace(manifest, context=context, golden=_golden(part))
+        manifest = msgspec.structs.replace(manifest, golden=_golden(part))
         _save(manifest, part)
         return manifest
 
@@ -216,12 +217,14 @@ def _compute(options: Options) -> str:
     return "w4a8" if options.accuracy_level == 4 else "w4a32"
 
 
-def _describe(options: Options, blocks: Mapping[str, Blocks], corpus: Corpus | None) -> Mapping[str, str]:
+def _describe(
+    options: Options, blocks: Mapping[str, Blocks], corpus: Corpus | None, head_plain: bool
+) -> Mapping[str, str]:
     def format(name: str) -> str:
         signed = "symmetric" if blocks[name].zero_points is None else "asymmetric"
         return f"int{blocks[name].bits} {signed} groups of {blocks[name].group}, float16 scales"
 
-    how = f", GPTQ and learned scales on {corpus.tokens} tokens of {corpus.digest[:12]}" if corpus else ""
+    text = f"on {corpus.tokens} tokens of {corpus.digest[:12]}" if corpus else ""
     shared = blocks[EMBEDDING] is blocks[HEAD]
     if options.runtime == "native":
         activations = f"16-bit fixed point in groups of {options.group} inside products, float32 elsewhere"
@@ -230,8 +233,8 @@ def _describe(options: Options, blocks: Mapping[str, Blocks], corpus: Corpus | N
     else:
         activations = f"float32 (MatMulNBits accuracy level {options.accuracy_level})"
     return {
-        "weights": format(layer_matrices(blocks, 0)[0]) + how,
-        "head": format(HEAD) + ("" if shared else how),
+        "weights": format(layer_matrices(blocks, 0)[0]) + (f", GPTQ, scales learned, {text}" if text else ""),
+        "head": format(HEAD) + ("" if head_plain else f", GPTQ {text}"),
         "embedding": "the head's matrix" if shared else format(EMBEDDING),
         "activations": activations,
         "cache": "float32",
