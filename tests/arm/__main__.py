@@ -73,7 +73,7 @@ JOBS = (  # each begins with some twenty seconds of imports
 @click.option("--no-models", is_flag=True, help="Leave out what needs a real model.")
 def main(userland: Path | None, no_models: bool) -> None:
     """Run the tests of protocol, native and part of edge on an emulated Cortex-A76, with the cross-compiled wheel."""
-    if userland is None or not userland.exists():
+    if userland is None or not userland.is_file():
         click.echo(f"arm: skipped, there is no script that makes an aarch64 userland ({userland or 'ARM64_USERLAND'})")
         return
     try:
