@@ -179,7 +179,7 @@ class LitertForward:
         """The axis of each cache that counts slots. Converters differ in it, so a row shows where it is written to."""
         before = self._cache
         self._pass(self._decode, [0], PROBE)
-        axes = {}
+        axes: dict[str, int] = {}
         for name, now in self._cache.items():
             changed = np.moveaxis(np.argwhere(now != before[name]), 1, 0)  # [axes, changed elements]
             where_to = [axis for axis, places in enumerate(changed) if set(places.tolist()) == {PROBE}]

@@ -149,4 +149,4 @@ def _lend_schema() -> None:
 
     for name in ("tensorflow", "tensorflow.lite", "tensorflow.lite.python"):
         sys.modules[name] = types.ModuleType(name)
-    sys.modules["tensorflow.lite.python"].schema_py_generated = schema_py_generated  # type: ignore[attr-defined]
+    vars(sys.modules["tensorflow.lite.python"])["schema_py_generated"] = schema_py_generated
