@@ -14,7 +14,7 @@ TRACES ?= models/$(PAIR)-traces.json
 EXECUTIONS ?= 10000000
 MINUTES ?= 30
 # Makes an aarch64 userland for emulation: SCRIPT DIR WHEEL... leaves DIR/armpy, its Python.
-ARM64_USERLAND ?= ../shared/arm/arm64_userland.sh
+ARM64_USERLAND ?=
 
 .PHONY: demo test test-vllm test-arm lint bench fidelity fuzz sanitize faults clean
 

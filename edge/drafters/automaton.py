@@ -98,6 +98,14 @@ class SuffixAutomaton:
         found = [Continuation(id, count[after], end[after]) for id, after in nexts.items()]
         return sorted(found, key=lambda one: (-one.times, -one.end))
 
+    def shorter(self, match: Match) -> Match:
+        """The longest suffix of a match's string that occurs in more places."""
+        state, matched = match
+        while state and self._length[self._link[state]] >= matched:
+            state = self._link[state]
+        above = self._link[state] if state else 0
+        return Match(above, self._length[above]) if above > 0 else NOTHING
+
     def _add(self, nexts: dict[int, int], link: int, length: int, count: int, end: int) -> int:
         self._next.append(nexts)
         self._link.append(link)

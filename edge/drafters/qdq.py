@@ -21,7 +21,7 @@ MOST_ROWS = PREFILL_ROWS  # of one pass
 FEW_ROWS = 8  # a pass of decoding, which an engine is tuned for apart
 USUAL_PAST = 512  # slots, likewise
 INPUTS = ("ids", "positions", "bias", "wanted")  # of the graph, beside its past
-HIDDEN = -30_000.0  # added to a score before softmax: its exponential is 0, and the sum is still a float16
+HIDDEN = -30_000.0  # added to a score before softmax: its exponential is 0, and it is a float16
 
 Half = NDArray[np.float16]
 Int32 = NDArray[np.int32]

@@ -1,8 +1,10 @@
 """What was written before, as a guess of what is written now: a suffix automaton, and how far to believe it.
 
-How likely a text repeats itself depends on how much of it has just been repeated, and on whether it has always gone on
-in the same way from there. So matches are put into classes by these two, and each class counts how often its guess was
-right. Every token that the text grows by judges what would have been guessed there, so the prompt teaches too.
+How likely a text repeats itself depends on how much of it has just been repeated, on whether it has always gone on in
+the same way from there, and on how the answer itself last went on behind a shorter end of the same text: where a
+variable is renamed, otherwise than the prompt. So matches are put into classes by these, and each class counts how
+often its guess was right. Every token that the text grows by judges what would have been guessed there, so the prompt
+teaches too.
 """
 
 from __future__ import annotations
@@ -14,18 +16,19 @@ from edge.drafters.automaton import Continuation, Match, SuffixAutomaton
 from edge.drafters.base import Candidate
 
 LENGTH_EDGES = (2, 3, 4, 5, 7, 10, 16)  # tokens that match, of the classes behind the first
-ONCE, ALWAYS, MOSTLY, SOMETIMES = range(4)  # how often, of the times that the match occurred, the best one came next
+SILENT, CONFIRMED, CONTESTED, MOSTLY, SOMETIMES = range(5)
+SHORTEST, MOST_SHORTER = 2, 8  # tokens of a shorter end that counts for or against a guess; how many are looked at
 
 # By length and evidence, as chat models of 135M and 1.5B parameters repeat prompts and themselves.
 PRIOR = (
-    (0.20, 0.20, 0.20, 0.10),
-    (0.45, 0.60, 0.30, 0.10),
-    (0.45, 0.70, 0.50, 0.20),
-    (0.65, 0.75, 0.60, 0.30),
-    (0.83, 0.88, 0.65, 0.40),
-    (0.87, 0.92, 0.75, 0.50),
-    (0.94, 0.95, 0.80, 0.60),
-    (0.97, 0.98, 0.90, 0.70),
+    (0.20, 0.20, 0.20, 0.20, 0.10),
+    (0.45, 0.60, 0.40, 0.30, 0.10),
+    (0.50, 0.70, 0.45, 0.50, 0.20),
+    (0.70, 0.80, 0.55, 0.60, 0.30),
+    (0.85, 0.90, 0.65, 0.65, 0.40),
+    (0.89, 0.95, 0.70, 0.75, 0.50),
+    (0.95, 0.98, 0.80, 0.80, 0.60),
+    (0.97, 0.99, 0.90, 0.90, 0.70),
 )
 OTHERS_PRIOR = 0.3  # that one of the other continuations comes where the best one does not
 TEXT_WEIGHT = 0.2  # misses that a text must show before it is half believed to be harder than others
@@ -60,33 +63,24 @@ class RecallOdds:
         self._best = [[Share(prior) for prior in row] for row in PRIOR]
         self._others = [Share(OTHERS_PRIOR) for _ in PRIOR]
 
-    def best(self, length: int, found: Sequence[Continuation]) -> float:
-        """How likely the first of these continuations of a match of this length comes next."""
-        return self._best[bisect(LENGTH_EDGES, length)][_evidence(found)].mean
+    def best(self, length: int, evidence: int) -> float:
+        """How likely the first continuation of a match of this length comes next."""
+        return self._best[bisect(LENGTH_EDGES, length)][evidence].mean
 
-    def candidates(self, length: int, found: Sequence[Continuation], n: int) -> list[Candidate]:
+    def candidates(self, length: int, evidence: int, found: Sequence[Continuation], n: int) -> list[Candidate]:
         """The first n continuations with what each is worth."""
-        if not found:
-            return []
-        first = self.best(length, found)
+        first = self.best(length, evidence)
         rest = (1 - first) * self._others[bisect(LENGTH_EDGES, length)].mean
         total = sum(one.times for one in found[1:])
         return [Candidate(one.id, first if i == 0 else rest * one.times / total) for i, one in enumerate(found[:n])]
 
-    def saw(self, length: int, found: Sequence[Continuation], id: int) -> None:
+    def saw(self, length: int, evidence: int, found: Sequence[Continuation], id: int) -> None:
         """`id` came next."""
         right = found[0].id == id
         i = bisect(LENGTH_EDGES, length)
-        self._best[i][_evidence(found)].saw(right)
+        self._best[i][evidence].saw(right)
         if not right and len(found) > 1:
             self._others[i].saw(any(one.id == id for one in found[1:]))
-
-
-def _evidence(found: Sequence[Continuation]) -> int:
-    total = sum(one.times for one in found)
-    if len(found) == 1:
-        return ONCE if total == 1 else ALWAYS
-    return MOSTLY if 2 * found[0].times > total else SOMETIMES
 
 
 class Recall:
@@ -96,6 +90,7 @@ class Recall:
         self.odds = odds or RecallOdds()
         self._automaton = SuffixAutomaton()
         self._misses = self._expected_misses = TEXT_WEIGHT
+        self._start = 0  # of what was written behind the prompt
 
     @property
     def text(self) -> Sequence[int]:
@@ -107,6 +102,7 @@ class Recall:
         if list(ids[: len(text)]) != text:
             self._automaton = SuffixAutomaton()
             text = self._automaton.text
+        self._start = len(ids)
         for id in ids[len(text) :]:
             self._read(id)
         self._misses = self._expected_misses = TEXT_WEIGHT
@@ -125,8 +121,9 @@ class Recall:
         match = automaton.longest()
         said, right = 0.0, False
         if found := automaton.continuations(match):
-            said, right = self.odds.best(match.length, found), found[0].id == id
-            self.odds.saw(match.length, found, id)
+            evidence = self._evidence(match, found)
+            said, right = self.odds.best(match.length, evidence), found[0].id == id
+            self.odds.saw(match.length, evidence, found, id)
         automaton.append(id)
         return said, right
 
@@ -144,8 +141,28 @@ class Recall:
         if not found:
             return 0.0
         hardness = max(1.0, self._misses / self._expected_misses)
-        return 1 - (1 - self.odds.best(match.length, found)) * hardness
+        return 1 - (1 - self.odds.best(match.length, self._evidence(match, found))) * hardness
 
     def candidates(self, match: Match, n: int) -> list[Candidate]:
         """At most n guesses at a match, best first."""
-        return self.odds.candidates(match.length, self._automaton.continuations(match), n)
+        found = self._automaton.continuations(match)
+        return self.odds.candidates(match.length, self._evidence(match, found), found, n) if found else []
+
+    def _evidence(self, match: Match, found: Sequence[Continuation]) -> int:
+        """What speaks for the first continuation: where there are several, how many times of all it came; else what
+        came last behind a shorter end, if the answer has gone on from one already.
+        """
+        if len(found) > 1:
+            return MOSTLY if 2 * found[0].times > sum(one.times for one in found) else SOMETIMES
+        for _ in range(MOST_SHORTER):
+            match = self._automaton.shorter(match)
+            if match.length < SHORTEST:
+                break
+            latest = max(self._automaton.continuations(match), key=_end, default=found[0])
+            if latest.end >= self._start:
+                return CONFIRMED if latest.id == found[0].id else CONTESTED
+        return SILENT
+
+
+def _end(one: Continuation) -> int:
+    return one.end

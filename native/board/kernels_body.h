@@ -6,6 +6,10 @@
 #include <math.h>
 #include <string.h>
 
+#if !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wpsabi" /* whatever takes or returns a vector is inlined */
+#endif
+
 typedef float f32x16 __attribute__((vector_size(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef float loose __attribute__((vector_size(64), aligned(4)));

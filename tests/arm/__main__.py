@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 import onnx
 
+from edge.drafters import manifest
 from protocol.errors import OutriderError
 from tests.arm import golden
 from tools import models
@@ -33,6 +34,7 @@ WHEELS = """
 """
 TESTS = ("__init__.py", "conftest.py", "toys.py", "arm", "edge", "native", "protocol")
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short")
+FEW = "tests/arm tests/native/test_rank.py -k 'same or whole or wheel'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +46,18 @@ class Job:
     variables: dict[str, str] = field(default_factory=dict)
 
 
-JOBS = (
-    Job("SmolLM2, native", "tests/arm -k native"),
-    Job("native", "tests/native tests/arm --ignore=tests/native/test_building.py -k 'not drafter'"),
+JOBS = (  # each begins with some twenty seconds of imports
+    Job("SmolLM2, native", "tests/arm -k drafter_has_the_same_bits"),
+    Job("native", "tests/native tests/arm --ignore=tests/native/test_building.py -k 'not drafter and not sanitized'"),
+    Job(
+        "protocol, edge, SmolLM2 by ONNX Runtime",
+        "tests/arm tests/protocol tests/edge/test_journal.py tests/edge/test_policy.py tests/edge/test_calibration.py "
+        "tests/edge/test_costs.py tests/edge/test_config.py tests/edge/test_cores.py tests/edge/test_targets.py "
+        "-k 'not same_bits and not killed'",
+    ),
     Job("native, all features", "tests/native/test_rank.py tests/arm -k 'not drafter'", {"ARM_CPU": "max"}),
-    Job(
-        "native, NEON alone",
-        "tests/arm tests/native/test_rank.py -k '(whole or same or native) and not onnx'",
-        {"OUTRIDER_ISA": "neon", "OUTRIDER_ARM_TOKENS": "3"},
-    ),
-    Job(
-        "native, plain C",
-        "tests/arm tests/native/test_rank.py -k '(whole or same or native) and not onnx'",
-        {"OUTRIDER_ISA": "scalar", "OUTRIDER_ARM_TOKENS": "3"},
-    ),
-    Job("SmolLM2, ONNX Runtime", "tests/arm -k onnx"),
-    Job("protocol", "tests/protocol"),
-    Job(
-        "edge",
-        "tests/edge/test_journal.py tests/edge/test_policy.py tests/edge/test_calibration.py tests/edge/test_costs.py "
-        "tests/edge/test_config.py tests/edge/test_cores.py tests/edge/test_targets.py -k 'not killed'",
-    ),
+    Job("native, NEON alone", FEW, {"OUTRIDER_ISA": "neon", "OUTRIDER_ARM_TOKENS": "3"}),
+    Job("native, plain C", FEW, {"OUTRIDER_ISA": "scalar", "OUTRIDER_ARM_TOKENS": "3"}),
 )
 
 
@@ -119,13 +112,14 @@ def _stage(folder: Path) -> Path:
 
 def _drafters(folder: Path) -> Path:
     """SmolLM2 for each runtime: `native`, and `level4` and `level1` of ONNX Runtime."""
-    folder.mkdir(parents=True, exist_ok=True)
-    onnx_drafter, _ = models.prepare("smollm2")
-    source = models.fetch(models.PAIRS["smollm2"].drafter)
-    models.export("drafter", source, folder / "native", "--runtime", "native")
-    for name in ("level4", "level1"):
-        shutil.rmtree(folder / name, ignore_errors=True)
-        shutil.copytree(onnx_drafter, folder / name, copy_function=os.link)
+    made, _ = models.prepare("smollm2")
+    for name, runtime in (("native", "native"), ("level4", "onnx")):
+        if manifest.read(made, "drafter").runtime == runtime:
+            _link(made, folder / name)
+        else:
+            source = models.fetch(models.PAIRS["smollm2"].drafter)
+            models.export("drafter", source, folder / name, "--runtime", runtime)
+    _link(folder / "level4", folder / "level1")
     graph = folder / "level1" / "model.onnx"
     model = onnx.load(str(graph), load_external_data=False)
     for node in model.graph.node:
@@ -135,6 +129,11 @@ def _drafters(folder: Path) -> Path:
     graph.unlink()  # it is the other one's too
     onnx.save(model, str(graph))
     return folder
+
+
+def _link(directory: Path, to: Path) -> None:
+    shutil.rmtree(to, ignore_errors=True)
+    shutil.copytree(directory, to, copy_function=os.link)
 
 
 def _run(job: Job, python: Path, stage: Path, drafters: Path | None) -> bool:

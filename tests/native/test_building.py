@@ -26,6 +26,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("OUTRIDER_NATIVE", "OUTRIDER_REQUIRE_NATIVE", "OUTRIDER_ISA"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(board, "load", load)  # for `find`: what this process has loaded already is not what is asked
     return tmp_path / "outrider"
 
 

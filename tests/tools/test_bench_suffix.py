@@ -23,7 +23,6 @@ def test_code_to_change_is_written_in_fewer_steps_and_everything_else_as_fast(bo
     code, others = (cell(scripts, board, 50, patience_s, "auto") for scripts in (CODE, OTHERS))
     assert code["accepted"] >= 1.10 and code["speed"] >= 1.0
     assert others["speed"] >= 0.99
-    assert code["mixed"]["board_rows_per_token"] < code["off"]["board_rows_per_token"]
 
 
 def test_prompt_lookup_guesses_what_followed_the_same_ids():

@@ -153,7 +153,7 @@ def test_a_calibrated_export_drafts_and_says_how_it_was_made(model: Path, runtim
     assert result.exit_code == 0, result.exception
     said = read_manifest(tmp_path / "out", "drafter", verify=True).quantisation
     assert said["weights"].startswith(
-        "int4 asymmetric groups of 32, float16 scales, GPTQ and learned scales on 1640 tokens of "
+        "int4 asymmetric groups of 32, float16 scales, GPTQ, scales learned, on 1640 tokens of "
     )
     assert said["embedding"] == "int4 asymmetric groups of 32, float16 scales"
     drafter = runtimes.load(tmp_path / "out", context=64)

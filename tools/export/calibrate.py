@@ -159,7 +159,7 @@ class Rounder:
 @contextmanager
 def fast_products() -> Iterator[None]:
     """Float32 products with bfloat16 factors and float32 sums, on processors that have them."""
-    settings = torch.backends.mkldnn.matmul
+    settings: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = settings.fp32_precision
     settings.fp32_precision = "bf16"
     try:

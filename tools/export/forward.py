@@ -57,11 +57,10 @@ class Decoder:
             for part in "qkv"
         )  # [tokens, heads, head_dim]
         q, k = _rotate(q, *rope), _rotate(k, *rope)
+        texts = zip(*(part.transpose(0, 1).split(list(lengths), dim=1) for part in (q, k, v)), strict=True)
         attended = [
-            functional.scaled_dot_product_attention(
-                *(part.transpose(0, 1) for part in text), is_causal=True, enable_gqa=True
-            )
-            for text in zip(*(part.split(list(lengths)) for part in (q, k, v)), strict=True)
+            functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
+            for queries, keys, values in texts
         ]
         return torch.cat([text.transpose(0, 1).flatten(1) for text in attended])
 

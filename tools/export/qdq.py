@@ -1,7 +1,7 @@
 """The drafter's graph in standard ONNX operators: 4-bit weights in Q/DQ form, for TensorRT and others that read ONNX.
 
 TensorRT 10 takes weights of four bits as a DequantizeLinear in front of a MatMul: blocks along k, positive scales, no
-zero points, an even n. Products run in float16; the residual stream, norms and rotations in float32.
+zero points, an even n. Products run in float16; the residual stream, norms, rotations and scores in float32.
 
 Inputs, for `rows` new rows behind `past` slots of the cache, of which `bias` hides those that a row does not see:
     ids         int32 [rows]
@@ -91,7 +91,7 @@ def describe(group: int) -> dict[str, str]:
         "weights": weights,
         "head": weights,
         "embedding": "float16",
-        "activations": "float16 in products and attention, float32 elsewhere",
+        "activations": "float16 in products, float32 in attention's scores and elsewhere",
         "cache": "float16",
     }
 
@@ -112,6 +112,7 @@ class Graph:
         self._rope = self._angles(context)
         self.new: list[str] = []
 
+        self.float("bias.float", "bias")
         table = self.constant("embedding", weights[EMBEDDING].half().numpy())
         residual = self.op("Cast", "embedded", [self.op("Gather", "embedding.rows", [table, "ids"])], to=FLOAT)
         for layer in range(config.num_hidden_layers):
@@ -155,9 +156,8 @@ class Graph:
         qk, v = self.split(f"{name}.qkv", qkv, 1, [(heads + kv) * width, kv * width])
         turned = self._rotate(name, self.reshape(f"{name}.qk.heads", qk, [-1, heads + kv, width]))
         q, k = self.split(f"{name}.turned", turned, 1, [heads, kv])
-        # Scaled before it is rounded, so that no score leaves float16.
         q = self.op("Mul", f"{name}.q.scaled", [q, self.constant("scale", np.array(width**-0.5, np.float32))])
-        q = self.reshape(f"{name}.q.groups", self.half(f"{name}.q.half", q), [-1, kv, heads // kv, width])
+        q = self.reshape(f"{name}.q.groups", q, [-1, kv, heads // kv, width])
         q = self.op("Transpose", f"{name}.q", [q], perm=[1, 2, 0, 3])  # [kv, group, rows, width]
         k = self.half(f"{name}.k.half", k)
         v = self.half(f"{name}.v.half", self.reshape(f"{name}.v.heads", v, [-1, kv, width]))
@@ -166,10 +166,11 @@ class Graph:
         ]
 
         keys = self.op("Concat", f"{name}.keys", [f"past.{layer}.key", k], axis=0)  # [total, kv, width]
-        keys = self.op("Transpose", f"{name}.keys.turned", [keys], perm=[1, 2, 0])
+        # Scores of Qwen2.5 reach 1466, where a float16's step is 1: softmax would see little of what sets them apart.
+        keys = self.op("Transpose", f"{name}.keys.turned", [self.float(f"{name}.keys.float", keys)], perm=[1, 2, 0])
         scores = self.op("MatMul", f"{name}.scores", [q, self.unsqueeze(f"{name}.keys.all", keys)])
-        scores = self.op("Add", f"{name}.seen", [scores, "bias"])  # [kv, group, rows, total]
-        shares = self.op("Softmax", f"{name}.shares", [scores], axis=-1)
+        scores = self.op("Add", f"{name}.seen", [scores, "bias.float"])  # [kv, group, rows, total]
+        shares = self.half(f"{name}.shares.half", self.op("Softmax", f"{name}.shares", [scores], axis=-1))
         values = self.op("Concat", f"{name}.values", [f"past.{layer}.value", v], axis=0)
         values = self.op("Transpose", f"{name}.values.turned", [values], perm=[1, 0, 2])
         mixed = self.op("MatMul", f"{name}.mixed", [shares, self.unsqueeze(f"{name}.values.all", values)])

@@ -84,6 +84,7 @@ def write_drafter(
             weights = {**weights, **vectors}
         else:
             blocks = quantise_model(source.config, weights, options, progress)
+        head_plain = corpus is None or blocks[HEAD] is blocks[EMBEDDING]
         if head_ids is not None:
             blocks = shortlist.cut(blocks, head_ids)
             (part / HEAD_IDS).write_bytes(head_ids.astype("<i4").tobytes())
@@ -102,7 +103,7 @@ def write_drafter(
             context=context,
             runtime=options.runtime,
             compute=_compute(options),
-            quantisation=_describe(options, blocks, corpus),
+            quantisation=_describe(options, blocks, corpus, head_plain),
             shortlist=0 if head_ids is None else len(head_ids),
         )
         manifest = msgspec.structs.replace(manifest, golden=_golden(part))
@@ -216,12 +217,14 @@ def _compute(options: Options) -> str:
     return "w4a8" if options.accuracy_level == 4 else "w4a32"
 
 
-def _describe(options: Options, blocks: Mapping[str, Blocks], corpus: Corpus | None) -> Mapping[str, str]:
+def _describe(
+    options: Options, blocks: Mapping[str, Blocks], corpus: Corpus | None, head_plain: bool
+) -> Mapping[str, str]:
     def format(name: str) -> str:
         signed = "symmetric" if blocks[name].zero_points is None else "asymmetric"
         return f"int{blocks[name].bits} {signed} groups of {blocks[name].group}, float16 scales"
 
-    how = f", GPTQ and learned scales on {corpus.tokens} tokens of {corpus.digest[:12]}" if corpus else ""
+    text = f"on {corpus.tokens} tokens of {corpus.digest[:12]}" if corpus else ""
     shared = blocks[EMBEDDING] is blocks[HEAD]
     if options.runtime == "native":
         activations = f"16-bit fixed point in groups of {options.group} inside products, float32 elsewhere"
@@ -230,8 +233,8 @@ def _describe(options: Options, blocks: Mapping[str, Blocks], corpus: Corpus | N
     else:
         activations = f"float32 (MatMulNBits accuracy level {options.accuracy_level})"
     return {
-        "weights": format(layer_matrices(blocks, 0)[0]) + how,
-        "head": format(HEAD) + ("" if shared else how),
+        "weights": format(layer_matrices(blocks, 0)[0]) + (f", GPTQ, scales learned, {text}" if text else ""),
+        "head": format(HEAD) + ("" if head_plain else f", GPTQ {text}"),
         "embedding": "the head's matrix" if shared else format(EMBEDDING),
         "activations": activations,
         "cache": "float32",
