@@ -22,7 +22,8 @@ from tools.export.forward import Decoder, plain
 from tools.export.quantise import Blocks, dequantise, levels, take
 from tools.export.quantised import EMBEDDING, HEAD, Progress, head
 
-STEP = 1024  # tokens that a step of the optimiser sees
+STEP = 768  # tokens that a step of the optimiser sees
+PASSES = 2  # through the corpus, each in another order
 RATE = 1e-3  # of a parameter's value, a step
 WRITTEN = 0.5  # the share of what the target wrote in what is learned
 ROWS = 256  # that logits are made for at once
@@ -87,13 +88,14 @@ def tune(
     workdir: Path,
     progress: Progress | None = None,
 ) -> tuple[dict[str, Blocks], dict[str, torch.Tensor]]:
-    """Blocks with learned scales, and the learned norms and biases, after one pass through the corpus.
+    """Blocks with learned scales, and the learned norms and biases, after some passes through the corpus.
 
     workdir: where the state is kept: a later call for the same arguments goes on from there.
     progress: called with (steps done, steps in all).
     """
     learner, teacher = Learner(config, weights, blocks), Decoder(config, weights)
-    batches = _batches([len(text) for text in corpus.texts])
+    lengths = [len(text) for text in corpus.texts]
+    batches = [batch for seed in range(PASSES) for batch in _batches(lengths, seed)]
     optimiser = torch.optim.Adam(learner.factors.values(), lr=RATE, betas=(0.9, 0.95))
     path, done = workdir / "tuning.pt", 0
     if path.exists():
@@ -150,9 +152,9 @@ def _gradient(
     return gradient
 
 
-def _batches(lengths: Sequence[int]) -> list[list[int]]:
+def _batches(lengths: Sequence[int], seed: int) -> list[list[int]]:
     """Indices of texts, about STEP tokens together, neighbours in different batches."""
-    order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(0)).tolist()
+    order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(seed)).tolist()
     batches: list[list[int]] = [[]]
     for index in order:
         if sum(lengths[other] for other in batches[-1]) >= STEP:
