@@ -20,9 +20,8 @@ from edge.drafters.recall import Recall, RecallOdds
 from protocol.sampling import Sampling
 
 SUREST = 0.99  # what a model's guess is worth where a text repeats itself
-FREE = (
-    0.95  # how likely the guess behind a row must be right for the model not to be asked, as long as no price is known
-)
+# How likely the guess behind a row must be right for the model not to be asked, as long as no price is known.
+FREE = 0.95
 LEAST_FREE = 0.8
 SAVED = 0.4  # of a pass that is not made; found by replaying recorded drafts
 SAY = 0.5  # below this what was written before is no guess
