@@ -18,6 +18,7 @@ from native import board
 from protocol.errors import ModelError
 
 PANEL = 16
+ZERO_STEPS = 16  # of a level of four bits, into which its zero point may fall
 MATRICES = ("qkv", "out", "gate", "up", "down")
 
 
@@ -38,6 +39,7 @@ class Shape(msgspec.Struct, frozen=True):
     head_group: int
     embedding_bits: int
     embedding_group: int
+    zero_steps: int
     epsilon: float
 
     def problem(self) -> str:
@@ -47,6 +49,8 @@ class Shape(msgspec.Struct, frozen=True):
             return f"{bad[0]} is {sizes[bad[0]]}"
         if self.heads % self.kv_heads or self.head_dim % 16 or self.hidden % 16 or self.inner % 16 or self.head % PANEL:
             return f"sizes {sizes} do not fit panels of {PANEL}"
+        if self.zero_steps != ZERO_STEPS:
+            return f"zero points in steps of 1/{self.zero_steps}"
         for bits, group in (
             (self.bits, self.group),
             (self.head_bits, self.head_group),

@@ -92,13 +92,14 @@ static void embed(board_decoder *d) {
     const board_model *m = d->model;
     const board_matrix *e = &m->embedding;
     const int32_t groups = e->k / e->group;
+    const float unit = e->bits == 4 ? 1.0f / ZERO_STEPS : 1.0f;
     for (int32_t row = 0; row < d->pass.rows; row++) {
         const int64_t id = d->pass.ids[row];
         const uint8_t *packed = e->packed + id * e->k * e->bits / 8, *zeros = e->zeros + id * groups;
         float *x = d->x + (int64_t)row * m->hidden;
         for (int32_t i = 0; i < e->k; i++) {
-            const int32_t q = e->bits == 8 ? packed[i] : packed[i / 2] >> i % 2 * 4 & 15;
-            x[i] = (float)(q - zeros[i / e->group]) * board_half(e->scales[id * groups + i / e->group]);
+            const int32_t q = e->bits == 8 ? packed[i] : (packed[i / 2] >> i % 2 * 4 & 15) * ZERO_STEPS;
+            x[i] = (float)(q - zeros[i / e->group]) * (board_half(e->scales[id * groups + i / e->group]) * unit);
         }
     }
     normed(d, m->layer[0].attention_norm, &m->layer[0].qkv);

@@ -5,7 +5,7 @@
 #include <stdint.h>
 #pragma GCC visibility push(default)
 
-/* Weights w[n][k] = (q - zero) * scale in groups along k; what is laid out how stands in kernels.h. */
+/* Weights w[n][k] = (q - zero) * scale in groups along k, the zero points of four bits in sixteenths; what is laid out how stands in kernels.h. */
 typedef struct {
     int32_t n, k, bits, group; /* n: outputs, a multiple of 16; k: inputs, a multiple of group; bits: 4 or 8; group: of 32 */
     const uint8_t *packed;

@@ -5,7 +5,8 @@
  * A matrix lies in panels of 16 outputs. In a panel, 64 bytes hold for each output four bytes of inputs:
  *   4 bits: the low halves are inputs 0..3, the high halves 4..7 of a step of 8;
  *   8 bits: inputs 0..3 of a step of 4.
- * scales and zeros: [panel][group][16].
+ * scales and zeros: [panel][group][16]. A zero point of four bits counts sixteenths of a level: sums are multiplied by 16
+ * before it is taken off, and the scale divided by 16, both of which are exact.
  *
  * A row of activations is 16-bit block fixed point: in each group of inputs x = a * scale with |a| <= 32639, and a is
  * 256 * high + low with both in int8, so that a 16-bit product is two of 8 bits. */
@@ -16,7 +17,7 @@
 
 /* AHEAD: bytes of a matrix that are asked for before they are needed. The processor's own prefetching ends with a page;
  * with this one a pass over weights that are in no cache takes 0.6 to 0.8 of the time. */
-enum { PANEL = 16, MOST_ROWS = 64, AHEAD = 2048 };
+enum { PANEL = 16, MOST_ROWS = 64, AHEAD = 2048, ZERO_SHIFT = 4, ZERO_STEPS = 1 << ZERO_SHIFT };
 
 /* planes: [rows][k / 4][high, low][4]; scales: [rows][groups]; sums: of a, [rows][groups]. */
 typedef struct {

@@ -34,6 +34,8 @@ INLINED void some_rows(
     const uint8_t *zeros = m->zeros + (int64_t)panel * groups * PANEL;
     const int8_t *planes = x->planes + (int64_t)row * k * 2;
     const uint8_t *w = m->packed + (int64_t)panel * k * PANEL * m->bits / 8;
+    const int32_t shift = m->bits == 4 ? ZERO_SHIFT : 0;
+    const float unit = 1.0f / (float)(1 << shift);
     const __m256i ones = _mm256_set1_epi16(1);
     __m256 sum[2][2]; /* [row][half of the panel] */
     EACH(r, rows) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
@@ -75,8 +77,8 @@ INLINED void some_rows(
             const __m256i zero = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(zeros + g * PANEL + h * 8)));
             EACH(r, rows) {
                 const __m256i bias = _mm256_mullo_epi32(zero, _mm256_set1_epi32(x->sums[(row + r) * groups + g]));
-                const __m256 by = _mm256_mul_ps(scale, _mm256_set1_ps(x->scales[(row + r) * groups + g]));
-                const __m256 exact = _mm256_cvtepi32_ps(_mm256_sub_epi32(total[r][h], bias));
+                const __m256 by = _mm256_mul_ps(scale, _mm256_set1_ps(x->scales[(row + r) * groups + g] * unit));
+                const __m256 exact = _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_slli_epi32(total[r][h], shift), bias));
                 sum[r][h] = _mm256_add_ps(sum[r][h], _mm256_mul_ps(exact, by));
             }
         }

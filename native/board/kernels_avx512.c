@@ -28,6 +28,8 @@ static inline __attribute__((always_inline)) void some_rows(
     const int8_t *planes = x->planes + (int64_t)row * k * 2; /* of the first row; the others follow k * 2 bytes apart */
     const float *row_scales = x->scales + row * groups;
     const int32_t *row_sums = x->sums + row * groups;
+    const int32_t shift = m->bits == 4 ? ZERO_SHIFT : 0;
+    const float unit = 1.0f / (float)(1 << shift);
     const __m512i nibble = _mm512_set1_epi8(15);
     const uint8_t *w = m->packed + (int64_t)panel * k * PANEL * m->bits / 8;
     __m512 sum[8];
@@ -77,9 +79,9 @@ static inline __attribute__((always_inline)) void some_rows(
         const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(scales + g * PANEL)));
         const __m512i zero = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(zeros + g * PANEL)));
         EACH(r, rows) {
-            const __m512i all = _mm512_add_epi32(_mm512_slli_epi32(high[r], 8), low[r]);
+            const __m512i all = _mm512_slli_epi32(_mm512_add_epi32(_mm512_slli_epi32(high[r], 8), low[r]), shift);
             const __m512i bias = _mm512_mullo_epi32(zero, _mm512_set1_epi32(row_sums[r * groups + g]));
-            const __m512 by = _mm512_mul_ps(scale, _mm512_set1_ps(row_scales[r * groups + g]));
+            const __m512 by = _mm512_mul_ps(scale, _mm512_set1_ps(row_scales[r * groups + g] * unit));
             sum[r] = _mm512_add_ps(sum[r], _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(all, bias)), by));
         }
     }

@@ -22,6 +22,8 @@ static inline void some_rows(
     const uint8_t *w = m->packed + (int64_t)panel * m->k * PANEL / per;
     const uint16_t *scales = m->scales + (int64_t)panel * groups * PANEL;
     const uint8_t *zeros = m->zeros + (int64_t)panel * groups * PANEL;
+    const int32_t steps = m->bits == 4 ? ZERO_STEPS : 1;
+    const float unit = 1.0f / (float)steps;
     for (int r = 0; r < rows; r++) {
         const int8_t *planes = x->planes + (int64_t)(row + r) * m->k * 2;
         const uint8_t *at = w;
@@ -36,8 +38,8 @@ static inline void some_rows(
                             total[o] += q * (planes[i] * 256 + planes[4 + i]);
                         }
             for (int o = 0; o < PANEL; o++) {
-                const float scale = board_half(scales[g * PANEL + o]) * x->scales[(row + r) * groups + g];
-                const int32_t exact = total[o] - zeros[g * PANEL + o] * x->sums[(row + r) * groups + g];
+                const float scale = board_half(scales[g * PANEL + o]) * (x->scales[(row + r) * groups + g] * unit);
+                const int32_t exact = total[o] * steps - zeros[g * PANEL + o] * x->sums[(row + r) * groups + g];
                 sum[o] = sum[o] + (float)exact * scale;
             }
         }

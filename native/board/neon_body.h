@@ -15,6 +15,8 @@ static inline __attribute__((always_inline)) void some_rows(
     const uint8_t *zeros = m->zeros + (int64_t)panel * groups * PANEL;
     const int8_t *planes = x->planes + (int64_t)row * k * 2;
     const uint8_t *w = m->packed + (int64_t)panel * k * PANEL * m->bits / 8;
+    const int32_t shift = m->bits == 4 ? ZERO_SHIFT : 0;
+    const float unit = 1.0f / (float)(1 << shift);
     const int32_t shifted = m->bits == 8 ? 128 : 0;
     float32x4_t sum[2][4]; /* [row][quarter of the panel] */
     EACH(r, rows) EACH(o, 4) sum[r][o] = vdupq_n_f32(0);
@@ -60,9 +62,10 @@ static inline __attribute__((always_inline)) void some_rows(
             int32_t zero[4];
             EACH(i, 4) zero[i] = zeros[g * PANEL + o * 4 + i] - shifted;
             EACH(r, rows) {
-                const int32x4_t all = vaddq_s32(vshlq_n_s32(high[r][o], 8), low[r][o]);
+                const int32x4_t sum_of = vaddq_s32(vshlq_n_s32(high[r][o], 8), low[r][o]);
+                const int32x4_t all = vshlq_s32(sum_of, vdupq_n_s32(shift));
                 const int32x4_t exact = vmlsq_n_s32(all, vld1q_s32(zero), x->sums[(row + r) * groups + g]);
-                const float32x4_t by = vmulq_n_f32(scale, x->scales[(row + r) * groups + g]);
+                const float32x4_t by = vmulq_n_f32(scale, x->scales[(row + r) * groups + g] * unit);
                 sum[r][o] = vaddq_f32(sum[r][o], vmulq_f32(vcvtq_f32_s32(exact), by));
             }
         }

@@ -48,7 +48,7 @@ def test_a_product_is_its_twin_to_the_bit(
     generator = torch.Generator().manual_seed(bits * group)
     weight = torch.randn(48, 256, generator=generator)
     weight[:, 5] *= 30  # a channel that stands out
-    blocks = quantise(weight, bits, group, symmetric)
+    blocks = quantise(weight, bits, group, symmetric, 16 if bits == 4 else 1)
     x = np.random.default_rng(group).normal(0, 3, (11, 256)).astype(np.float32)
     x[3] = 0
     x[4] *= 1e-20

@@ -25,9 +25,11 @@ def product(x: np.ndarray, blocks: Blocks, bias: np.ndarray) -> np.ndarray:
     a, row_scales = fixed(x, blocks.group)
     per_byte = 8 // blocks.bits
     levels = np.stack([blocks.packed >> (blocks.bits * i) & (1 << blocks.bits) - 1 for i in range(per_byte)], axis=-1)
-    weights = levels.reshape(blocks.n, -1, blocks.group).astype(np.int64) - zeros(blocks)[:, :, None]
+    steps = 16 if blocks.bits == 4 else 1
+    points = (zeros(blocks) * steps).astype(np.int64)
+    weights = levels.reshape(blocks.n, -1, blocks.group).astype(np.int64) * steps - points[:, :, None]
     y = np.zeros((len(x), blocks.n), np.float32)
     for g in range(weights.shape[1]):
         exact = (a[:, g] @ weights[:, g].T).astype(np.float32)
-        y = y + exact * (blocks.scales[:, g] * row_scales[:, g, None])
+        y = y + exact * (blocks.scales[:, g] * (row_scales[:, g, None] * np.float32(1 / steps)))
     return y + bias

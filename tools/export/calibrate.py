@@ -129,7 +129,11 @@ class Streams:
         matrix = head(self.weights).float()
         matrix = corrected(matrix, moments.inputs, matrix @ moments.missing)
         symmetric = options.symmetric or options.head_bits == 8
-        return {HEAD: gptq.round_matrix(matrix, moments.inputs, options.head_bits, options.group, symmetric)}
+        return {
+            HEAD: gptq.round_matrix(
+                matrix, moments.inputs, options.head_bits, options.group, symmetric, options.zero_steps
+            )
+        }
 
 
 class Rounder:
@@ -149,7 +153,7 @@ class Rounder:
         """Round matrices of the same inputs. missing: what their outputs fall short by, [rows of all parts, k]."""
         weight = corrected(self.stack(parts), inputs, missing)
         options, end = self.options, 0
-        blocks = gptq.round_matrix(weight, inputs, options.bits, options.group, options.symmetric)
+        blocks = gptq.round_matrix(weight, inputs, options.bits, options.group, options.symmetric, options.zero_steps)
         for name in (f"{part}.weight" for part in parts):
             start, end = end, end + len(self.weights[name])
             self.blocks[name] = take(blocks, slice(start, end))
@@ -228,5 +232,5 @@ def key(source: str, options: Options, corpus: Corpus) -> str:
     # Where the head may be the embedding's matrix, what is rounded is not what it is elsewhere.
     shared = options.runtime == "onnx" and options.head_bits == 8 and options.embedding_bits is None
     vocabulary = (options.head_bits, options.embedding_bits or options.head_bits)
-    shapes = (options.bits, options.group, options.symmetric, *vocabulary)
+    shapes = (options.bits, options.group, options.symmetric, options.zero_steps, *vocabulary)
     return hashlib.sha256(repr((METHOD, source, shapes, shared, corpus.digest)).encode()).hexdigest()[:16]

@@ -24,7 +24,9 @@ def damped(moments: torch.Tensor, share: float = DAMPING) -> torch.Tensor:
     return moments + torch.eye(len(moments)) * (share * float(moments.diagonal().mean()))
 
 
-def round_matrix(weight: torch.Tensor, moments: torch.Tensor, bits: int, group: int, symmetric: bool) -> Blocks:
+def round_matrix(
+    weight: torch.Tensor, moments: torch.Tensor, bits: int, group: int, symmetric: bool, zero_steps: int = 1
+) -> Blocks:
     """Quantise weight [n, k] so that its products with inputs of second moments [k, k] change little."""
     k = weight.shape[1]
     moments = damped(moments)
@@ -34,7 +36,7 @@ def round_matrix(weight: torch.Tensor, moments: torch.Tensor, bits: int, group: 
 
     def round_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         padded = torch.nn.functional.pad(rows, (0, -k % group)).reshape(len(rows), -1, group)
-        levels, scales, zeros = fit(padded, bits, symmetric, importance)
+        levels, scales, zeros = fit(padded, bits, symmetric, importance, zero_steps)
         columns = levels.reshape(len(rows), -1).T.contiguous()  # padding keeps the level of zero
         columns[order] = _round_columns(rows.T[order], scales.T, zeros.T, order // group, upper, (1 << bits) - 1)
         return columns.T.reshape(levels.shape), scales, zeros
@@ -42,7 +44,7 @@ def round_matrix(weight: torch.Tensor, moments: torch.Tensor, bits: int, group: 
     with one_thread():
         parts = [round_rows(rows.float()) for rows in weight.split(ROWS)]
     levels, scales, zeros = (torch.cat(part) for part in zip(*parts, strict=True))
-    return pack(levels, scales, None if symmetric else zeros, bits, k)
+    return pack(levels, scales, None if symmetric else zeros, bits, k, zero_steps)
 
 
 @contextmanager
@@ -66,7 +68,7 @@ def _round_columns(
 ) -> torch.Tensor:
     """uint8 levels [k, n] of weight [k, n], changed in place, with scales and zeros [groups, n]."""
     levels = torch.empty(weight.shape, dtype=torch.uint8)
-    divisors, zeros = torch.where(scales == 0, 1.0, scales).contiguous(), zeros.float().contiguous()
+    divisors, zeros = torch.where(scales == 0, 1.0, scales).contiguous(), zeros.contiguous()
     groups = group_of.tolist()
     for start in range(0, len(weight), COLUMNS):
         end = min(start + COLUMNS, len(weight))

@@ -190,7 +190,7 @@ def _embed(graph: Graph, config: Any, blocks: Blocks, packed: str) -> str:
     # Unlike the product's, scales and zero points want the rank of the packed bytes, and a zero point its own byte.
     inputs = [packed, "input_ids", graph.constant("embedding.scales3", blocks.scales[:, :, None])]
     if blocks.zero_points is not None:
-        inputs.append(graph.constant("embedding.zeros3", zeros(blocks)[:, :, None]))
+        inputs.append(graph.constant("embedding.zeros3", zeros(blocks).astype(np.uint8)[:, :, None]))
     gathered = graph.op(
         "GatherBlockQuantized", "embedding.blocks", inputs, domain=MICROSOFT,
         bits=blocks.bits, block_size=blocks.group, gather_axis=0, quantize_axis=2,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from edge.drafters.container import ALIGNMENT, TYPES
-from edge.drafters.native import PANEL, Shape
+from edge.drafters.native import PANEL, ZERO_STEPS, Shape
 from protocol.errors import ModelError
 from tools.export.graph import head_dim
 from tools.export.quantise import Blocks, concatenate, zeros
@@ -60,6 +60,7 @@ def _shape(config: Any, blocks: Mapping[str, Blocks]) -> Shape:
         head_group=head.group,
         embedding_bits=embedding.bits,
         embedding_group=embedding.group,
+        zero_steps=ZERO_STEPS,
         epsilon=config.rms_norm_eps,
     )
 
@@ -93,7 +94,7 @@ def _matrix(name: str, blocks: Blocks, bias: torch.Tensor | None = None) -> Iter
     padded = -blocks.n % PANEL
     yield f"{name}.packed", np.concatenate(list(_panels(blocks)))
     yield f"{name}.scales", _by_panel(blocks.scales.astype(np.float16), padded)
-    yield f"{name}.zeros", _by_panel(zeros(blocks), padded)
+    yield f"{name}.zeros", _by_panel(_points(blocks), padded)
     if bias is not None:
         yield f"{name}.bias", np.pad(bias.float().numpy(), (0, padded))
 
@@ -102,7 +103,12 @@ def _rows(name: str, blocks: Blocks) -> Iterator[tuple[str, np.ndarray]]:
     """The tensors of a table that is read by rows."""
     yield f"{name}.packed", blocks.packed.reshape(blocks.n, -1)
     yield f"{name}.scales", blocks.scales.astype(np.float16)
-    yield f"{name}.zeros", zeros(blocks)
+    yield f"{name}.zeros", _points(blocks)
+
+
+def _points(blocks: Blocks) -> np.ndarray:
+    """Zero points as the decoder takes them, uint8 [n, groups]: of four bits in sixteenths of a level."""
+    return (zeros(blocks) * (ZERO_STEPS if blocks.bits == 4 else 1)).astype(np.uint8)
 
 
 def _panels(blocks: Blocks) -> Iterator[np.ndarray]:

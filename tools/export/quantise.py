@@ -19,7 +19,8 @@ class Blocks:
 
     packed: uint8 [n, groups, group * bits / 8], low bits first. scales: float32 [n, groups], each a float16 number, so
     that a runtime that stores 16 bits computes with the same one.
-    zero_points: uint8 [n, ceil(groups * bits / 8)], low bits first.
+    zero_points: in steps of 1 / zero_steps: uint8 [n, ceil(groups * bits / 8)], low bits first; [n, groups], a byte
+    each, where a level has several steps.
     """
 
     bits: int
@@ -28,43 +29,38 @@ class Blocks:
     packed: np.ndarray
     scales: np.ndarray
     zero_points: np.ndarray | None
+    zero_steps: int = 1
 
     @property
     def n(self) -> int:
         return int(self.packed.shape[0])
 
 
-def quantise(weight: torch.Tensor, bits: int, group: int, symmetric: bool) -> Blocks:
+def quantise(weight: torch.Tensor, bits: int, group: int, symmetric: bool, zero_steps: int = 1) -> Blocks:
     """Quantise [n, k], choosing for each group the scale of least squared error among a few clippings."""
     n, k = weight.shape
-    packed, scales, zeros = [], [], []
+    parts = []
     step = max(1, CHUNK // k)
     for start in range(0, n, step):
         rows = torch.nn.functional.pad(weight[start : start + step].float(), (0, -k % group))
-        groups = rows.reshape(rows.shape[0], -1, group)  # [rows, groups, group]
-        q, scale, zero = fit(groups, bits, symmetric)
-        packed.append(_pack(q, bits))
-        scales.append(scale)
-        zeros.append(_pack(zero, bits))
-    return Blocks(
-        bits=bits,
-        group=group,
-        k=k,
-        packed=torch.cat(packed).numpy(),
-        scales=torch.cat(scales).numpy(),
-        zero_points=None if symmetric else torch.cat(zeros).numpy(),
-    )
+        q, scale, zero = fit(rows.reshape(rows.shape[0], -1, group), bits, symmetric, zero_steps=zero_steps)
+        parts.append(pack(q, scale, None if symmetric else zero, bits, k, zero_steps))
+    return concatenate(parts)
 
 
-def pack(q: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, bits: int, k: int) -> Blocks:
+def pack(
+    q: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, bits: int, k: int, zero_steps: int = 1
+) -> Blocks:
     """Blocks of levels q [n, groups, group], scales [n, groups] and zero points [n, groups]."""
+    points = None if zeros is None else (zeros * zero_steps).round().to(torch.uint8)
     return Blocks(
         bits=bits,
         group=q.shape[2],
         k=k,
         packed=_pack(q.to(torch.uint8), bits).numpy(),
         scales=scales.half().float().numpy(),
-        zero_points=None if zeros is None else _pack(zeros.to(torch.uint8), bits).numpy(),
+        zero_points=None if points is None else _pack(points, bits if zero_steps == 1 else 8).numpy(),
+        zero_steps=zero_steps,
     )
 
 
@@ -92,9 +88,9 @@ def dequantise(blocks: Blocks) -> torch.Tensor:
 
 
 def levels(blocks: Blocks) -> torch.Tensor:
-    """Every weight in whole scales, zero points taken off: int16 [n, groups, group]."""
-    q = _unpack(torch.from_numpy(blocks.packed), blocks.bits, blocks.group).to(torch.int16)
-    return q - torch.from_numpy(zeros(blocks))[:, :, None]
+    """Every weight in scales, zero points taken off: float16 [n, groups, group], which holds them exactly."""
+    q = _unpack(torch.from_numpy(blocks.packed), blocks.bits, blocks.group).half()
+    return q - torch.from_numpy(zeros(blocks)).half()[:, :, None]
 
 
 def rounded(weight: torch.Tensor, bits: int, group: int, symmetric: bool) -> torch.Tensor:
@@ -107,22 +103,24 @@ def rounded(weight: torch.Tensor, bits: int, group: int, symmetric: bool) -> tor
     for start in range(0, n, step):
         rows = torch.nn.functional.pad(weight[start : start + step].float(), (0, -k % group))
         q, scale, zero = fit(rows.reshape(rows.shape[0], -1, group), bits, symmetric)
-        values = (q.float() - zero.float()[:, :, None]) * scale[:, :, None]
+        values = (q.float() - zero[:, :, None]) * scale[:, :, None]
         made[start : start + step] = values.flatten(1)[:, :k]
     return made
 
 
 def zeros(blocks: Blocks) -> np.ndarray:
-    """Every group's zero point, uint8 [n, groups]."""
+    """Every group's zero point, float32 [n, groups]."""
     if blocks.zero_points is None:
-        return np.full(blocks.scales.shape, 1 << (blocks.bits - 1), np.uint8)
-    return _unpack(torch.from_numpy(blocks.zero_points), blocks.bits, blocks.scales.shape[1]).numpy()
+        return np.full(blocks.scales.shape, 1 << (blocks.bits - 1), np.float32)
+    bits = blocks.bits if blocks.zero_steps == 1 else 8
+    points = _unpack(torch.from_numpy(blocks.zero_points), bits, blocks.scales.shape[1])
+    return points.float().div_(blocks.zero_steps).numpy()
 
 
 def fit(
-    groups: torch.Tensor, bits: int, symmetric: bool, importance: torch.Tensor | None = None
+    groups: torch.Tensor, bits: int, symmetric: bool, importance: torch.Tensor | None = None, zero_steps: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """uint8 levels [rows, groups, group], scale (a float16 number in float32) and uint8 zero [rows, groups].
+    """uint8 levels [rows, groups, group], scale (a float16 number in float32) and zero [rows, groups], float32.
 
     importance: [groups, group], weights of the squared errors; all the same where it is not given.
     """
@@ -138,7 +136,7 @@ def fit(
 
     best_span, best_zero = torch.zeros(groups.shape[:2]), torch.zeros(groups.shape[:2])
     most = torch.full(groups.shape[:2], -1.0)
-    for span, zero in _spans(groups, bits, symmetric):
+    for span, zero in _spans(groups, bits, symmetric, zero_steps):
         # For fixed levels the scale of least squares is <w, level> / <level, level>; it explains this much of <w, w>.
         _, along, norm = project(span, zero)
         explained = along.square().div_(norm.clamp(min=1e-30))
@@ -147,10 +145,12 @@ def fit(
         best_span, best_zero = torch.where(better, span, best_span), torch.where(better, zero, best_zero)
     level, along, norm = project(best_span, best_zero)
     scale = torch.where(norm > 0, along / norm.clamp(min=1e-30), best_span)
-    return level.add_(best_zero[:, :, None]).to(torch.uint8), scale.half().float(), best_zero.to(torch.uint8)
+    return level.add_(best_zero[:, :, None]).to(torch.uint8), scale.half().float(), best_zero
 
 
-def _spans(groups: torch.Tensor, bits: int, symmetric: bool) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _spans(
+    groups: torch.Tensor, bits: int, symmetric: bool, zero_steps: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Scales and zeros [rows, groups] to try. 8 bits leave nothing to gain from clipping."""
     top, middle = (1 << bits) - 1, 1 << (bits - 1)
     if symmetric:
@@ -162,7 +162,8 @@ def _spans(groups: torch.Tensor, bits: int, symmetric: bool) -> Iterator[tuple[t
     low, high = groups.amin(2).clamp_(max=0), groups.amax(2).clamp_(min=0)
     for share in SHRINK if bits <= 4 else (1.0,):
         scale = ((high - low) * (share / top)).clamp_(min=1e-12)
-        yield scale, (top / 2 - (high + low) / 2 / scale).round_().clamp_(0, top)
+        middle_level = top / 2 - (high + low) / 2 / scale
+        yield scale, middle_level.mul_(zero_steps).round_().div_(zero_steps).clamp_(0, top)
 
 
 def _pack(values: torch.Tensor, bits: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from edge.drafters.native import ZERO_STEPS
 from tools.export.quantise import Blocks, quantise
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -39,6 +40,11 @@ class Options:
     accuracy_level: int = 4
     context: int | None = None
 
+    @property
+    def zero_steps(self) -> int:
+        """Into how many steps a zero point may divide a level: what the runtime can compute with."""
+        return ZERO_STEPS if self.runtime == "native" else 1
+
 
 def quantise_model(
     config: Any, weights: Mapping[str, torch.Tensor], options: Options, progress: Progress | None = None
@@ -52,7 +58,7 @@ def quantise_model(
     blocks[EMBEDDING] = blocks[HEAD] if shares_head(weights, options) else round_embedding(weights, options)
     for layer in range(config.num_hidden_layers):
         for name in layer_matrices(weights, layer):
-            blocks[name] = quantise(weights[name], options.bits, options.group, options.symmetric)
+            blocks[name] = quantise(weights[name], options.bits, options.group, options.symmetric, options.zero_steps)
         if progress:
             progress(layer + 1, config.num_hidden_layers)
     return blocks
@@ -80,7 +86,7 @@ def round_embedding(weights: Mapping[str, torch.Tensor], options: Options) -> Bl
 
 def round_vocabulary(matrix: torch.Tensor, bits: int, options: Options) -> Blocks:
     """Head or embedding [vocab, hidden]. 8 bits have levels enough to do without zero points."""
-    return quantise(matrix, bits, options.group, symmetric=options.symmetric or bits == 8)
+    return quantise(matrix, bits, options.group, options.symmetric or bits == 8, options.zero_steps)
 
 
 def _same_matrix(a: torch.Tensor, b: torch.Tensor) -> bool:

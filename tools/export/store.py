@@ -13,18 +13,18 @@ from safetensors.numpy import save_file
 
 from tools.export.quantise import Blocks
 
-FACTS = "bits, group, k"
+FACTS = "bits, group, k, zero steps"
 
 
 def save(path: Path, blocks: Mapping[str, Blocks]) -> None:
     """Write a safetensors file that appears whole or not at all."""
     arrays: dict[str, np.ndarray] = {}
-    facts: dict[str, tuple[int, int, int]] = {}
+    facts: dict[str, tuple[int, int, int, int]] = {}
     for name, part in blocks.items():
         arrays |= {f"{name}:packed": part.packed, f"{name}:scales": part.scales}
         if part.zero_points is not None:
             arrays[f"{name}:zero_points"] = part.zero_points
-        facts[name] = (part.bits, part.group, part.k)
+        facts[name] = (part.bits, part.group, part.k, part.zero_steps)
     unfinished = path.with_suffix(".part")
     # One entry, since the library writes several in any order.
     save_file(arrays, unfinished, {FACTS: json.dumps(facts)})
@@ -40,6 +40,10 @@ def load(path: Path) -> dict[str, Blocks]:
             return file.get_tensor(name) if name in names else None
 
         return {
-            name: Blocks(*facts, *(array(f"{name}:{part}") for part in ("packed", "scales", "zero_points")))
-            for name, facts in json.loads(file.metadata()[FACTS]).items()
+            name: Blocks(
+                *facts,
+                *(array(f"{name}:{part}") for part in ("packed", "scales", "zero_points")),
+                steps,
+            )
+            for name, (*facts, steps) in json.loads(file.metadata()[FACTS]).items()
         }
