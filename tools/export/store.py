@@ -36,14 +36,17 @@ def load(path: Path) -> dict[str, Blocks]:
     with safe_open(path, framework="np") as file:
         names = set(file.keys())
 
-        def array(name: str) -> np.ndarray | None:
-            return file.get_tensor(name) if name in names else None
-
-        return {
-            name: Blocks(
-                *facts,
-                *(array(f"{name}:{part}") for part in ("packed", "scales", "zero_points")),
-                steps,
+        def stored(name: str, facts: tuple[int, int, int, int]) -> Blocks:
+            bits, group, k, steps = facts
+            points = f"{name}:zero_points"
+            return Blocks(
+                bits=bits,
+                group=group,
+                k=k,
+                packed=file.get_tensor(f"{name}:packed"),
+                scales=file.get_tensor(f"{name}:scales"),
+                zero_points=file.get_tensor(points) if points in names else None,
+                zero_steps=steps,
             )
-            for name, (*facts, steps) in json.loads(file.metadata()[FACTS]).items()
-        }
+
+        return {name: stored(name, facts) for name, facts in json.loads(file.metadata()[FACTS]).items()}
