@@ -239,9 +239,10 @@ def test_a_real_drafter_and_broker(tmp_path, files, smollm2, broker_kinds):
         assert run.exit_code == report.exit_code == 69
         failed = [finding.name for finding in report.findings if finding.status == "fail"]
         assert failed == ["verifier"]
-        digest = manifest.read(smollm2[0], "drafter").weights_digest[:12]
-        assert f"digest {digest} as in its manifest" in found(report, "drafter").what
-        assert "w4a8 on CPUExecutionProvider" in found(report, "drafter").what
+        facts = manifest.read(smollm2[0], "drafter")
+        assert f"digest {facts.weights_digest[:12]} as in its manifest" in found(report, "drafter").what
+        computed_by = "native" if facts.runtime == "native" else "CPUExecutionProvider"
+        assert f"{facts.compute} on {computed_by}" in found(report, "drafter").what
         assert "ms a guess" in found(report, "self-test").what
         said = CliRunner().invoke(main, ["check", "--config", str(path), "--wait-s", "0.5"])
         assert "FAIL verifier:" in said.stdout and "outrider-cloud serve" in said.stdout

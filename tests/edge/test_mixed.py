@@ -102,7 +102,8 @@ def test_whatever_is_known_or_kept_the_model_sees_each_row_behind_its_own_text(s
         def grow(parents: list[tuple[int, object]], paths: list[list]) -> list:
             counted, before = drafter.pass_rows(parents), forward.rows
             rows = drafter.extend(parents)
-            assert forward.rows - before == counted
+            # What the model has read as a guess of its own it may have no need to read again as text.
+            assert 0 < forward.rows - before <= counted or forward.rows - before == counted == 0
             for row, path in zip(rows, paths, strict=True):
                 behind = [*text, *(above.id for above in path), row.id]
                 assert row.position == len(behind) - 1

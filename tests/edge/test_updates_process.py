@@ -103,7 +103,7 @@ def runtime_wheel(version: str, *, broken: bool = False) -> bytes:
     with zipfile.ZipFile(made, "w") as archive:
         for package in ("protocol", "link", "edge", "native"):
             for path in sorted((ROOT / package).rglob("*")):
-                if path.suffix in (".py", ".c") and not (broken and path.name == "loading.py"):
+                if path.suffix in (".py", ".c", ".h") and not (broken and path.name == "loading.py"):
                     archive.write(path, path.relative_to(ROOT))
         archive.writestr(
             f"outrider-{version}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: outrider\nVersion: {version}\n"
