@@ -23,7 +23,8 @@ from tests.fuzz.choices import Choices
 
 SHAPE = Shape(
     layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, inner=96, vocab=50, head=64, bits=4, group=32,
-    head_bits=8, head_group=64, embedding_bits=4, embedding_group=32, epsilon=1e-5,
+    head_bits=8, head_group=64, embedding_bits=4, embedding_group=32, zero_steps=16,
+    epsilon=1e-5,
 )  # fmt: skip
 CONTEXT = 40  # tokens that the tables of the file reach
 CAPACITY = 32
@@ -105,7 +106,7 @@ def model() -> bytes:
         grouped = (n, k // group) if by_rows else (n // PANEL, k // group, PANEL)
         tensors[f"{name}.packed"] = rng.integers(256, size=packed).astype(np.uint8)
         tensors[f"{name}.scales"] = rng.uniform(0.001, 0.02, grouped).astype(np.float16)
-        tensors[f"{name}.zeros"] = rng.integers(1 << bits, size=grouped).astype(np.uint8)
+        tensors[f"{name}.zeros"] = rng.integers(256, size=grouped).astype(np.uint8)
 
     matrix("embedding", s.vocab, s.hidden, s.embedding_bits, s.embedding_group, by_rows=True)
     matrix("head", s.head, s.hidden, s.head_bits, s.head_group)
