@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from tests.fuzz.targets import TARGETS
 
 FOUND = Path("build/fuzz")  # inputs that reached something new, and findings, by target
 STATUS = re.compile(r"#(\d+)\s+\w+\s+cov: (\d+).* corp: (\d+)/.* exec/s: (\d+)")
+LEAST_MIB = 2048  # that a target may take
 SHOWN_EVERY_S = 10.0
 
 names = click.argument("targets", nargs=-1, type=click.Choice(list(TARGETS)))
@@ -66,7 +68,15 @@ def keep(targets: Sequence[str]) -> None:
 def fuzz(name: str, runs: int, seed: int = 0) -> bool:
     """Run one target, showing how far it is. Returns whether nothing was found."""
     seeds = unpack(name)
-    arguments = [f"-runs={runs}", f"-seed={seed}", f"-max_len={TARGETS[name].most_bytes}", "-detect_leaks=0"]
+    # libFuzzer judges by the peak of a process, which on Linux begins with that of the process that started it.
+    most_mib = LEAST_MIB + (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+    arguments = [
+        f"-rss_limit_mb={most_mib}",
+        f"-runs={runs}",
+        f"-seed={seed}",
+        f"-max_len={TARGETS[name].most_bytes}",
+        "-detect_leaks=0",
+    ]
     arguments += [f"-artifact_prefix={FOUND / name}/", str(FOUND / name / "corpus"), str(seeds)]
     began = shown = time.monotonic()
     tail: list[str] = []

@@ -5,13 +5,13 @@ text is the target's before, during and after.
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 import shutil
 from pathlib import Path
 
 import httpx
 import msgspec
-import onnx
 import pytest
 
 from cloud.engines.numerics import Numerics
@@ -48,16 +48,16 @@ def named(drafter: Path, folder: Path, name: str, *, broken: bool = False) -> Pa
 
 def garble(folder: Path) -> None:
     """Noise instead of the quantised weights of one layer in two: finite, and of no use."""
-    (path,) = folder.glob("*.onnx")
-    graph = onnx.load(path, load_external_data=False).graph
-    rng = random.Random(1)
-    quantised = [one for one in graph.initializer if one.data_type == onnx.TensorProto.UINT8 and one.external_data]
-    assert quantised
-    for one in quantised[::2]:
-        at = {entry.key: entry.value for entry in one.external_data}
-        with open(folder / at["location"], "r+b") as file:
-            file.seek(int(at.get("offset", 0)))
-            file.write(rng.randbytes(int(at["length"])))
+    path = folder / manifest.read(folder, "drafter").weights_files[0]
+    rng, content = random.Random(1), path.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    tensors = json.loads(content[8:start])
+    packed = [tensors[name]["data_offsets"] for name in tensors if name.endswith(".packed") and name[0].isdigit()]
+    assert packed
+    with path.open("r+b") as file:
+        for first, end in packed[::2]:
+            file.seek(start + first)
+            file.write(rng.randbytes(end - first))
 
 
 def alone(drafter: Path, target: Path) -> str:
