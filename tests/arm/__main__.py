@@ -57,7 +57,6 @@ JOBS = (  # each begins with some twenty seconds of imports
         "tests/edge/test_costs.py tests/edge/test_config.py tests/edge/test_cores.py tests/edge/test_targets.py "
         "-k 'not same_bits and not killed and not full_disk'",  # which start another Python, and emulation cannot
     ),
-    Job("native, all features", f"{RANKING} -k '{SOME}'", {"ARM_CPU": "max"}),
     Job("native, NEON alone", FEW, {"OUTRIDER_ISA": "neon", "OUTRIDER_ARM_TOKENS": "3"}),
     Job("native, plain C", FEW, {"OUTRIDER_ISA": "scalar", "OUTRIDER_ARM_TOKENS": "3"}),
 )
