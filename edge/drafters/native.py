@@ -105,7 +105,7 @@ class NativeForward:
             raise ModelError(
                 f"not a drafter for this decoder: {error}", where=str(path), remedy="export the model again"
             ) from error
-        self._model_ = model
+        self._held.append(model)
         capacity = min(capacity, model.context)
         self._decoder = self._lib.board_decoder_alloc(model, capacity, threads)
         if self._decoder == self._ffi.NULL:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.drafters import shortlist
 from native import board
 from protocol import sampling as twin
 from protocol.errors import SamplingError
@@ -36,9 +37,7 @@ def by_twin(
 ) -> tuple[Ids, Floats]:
     """`rank` without C."""
     if ids is not None:
-        whole = np.full(int(ids[-1]) + 1, -np.inf, np.float32)
-        whole[ids] = logits
-        logits = whole
+        logits = shortlist.spread(logits, ids, int(ids[-1]) + 1)
     return twin.rank(logits, position, sampling, n)
 
 

@@ -308,7 +308,7 @@ static size_t lay_out(board_decoder *d, char *base) {
     for (int32_t i = 0; i < m->layers; i++) {
         float *keys = place(base, &used, slots, sizeof(float)), *values = place(base, &used, slots, sizeof(float));
         if (base)
-            d->cache[i] = (cache){m->heads, m->kv_heads, m->head_dim, d->capacity, keys, values};
+            d->cache[i] = (cache){m->head_dim, d->capacity, keys, values};
     }
     return used;
 }

@@ -11,7 +11,6 @@
 enum { BLOCK = 2 };
 #define ISA "avx2"
 #define NAME(what) what##_avx2
-#define EACH(i, n) _Pragma("GCC unroll 8") for (int i = 0; i < n; i++)
 #define INLINED static inline __attribute__((always_inline))
 
 INLINED __m256i four(const int8_t *planes) {

@@ -11,7 +11,6 @@
 enum { BLOCK = 8 };
 #define ISA "avx512"
 #define NAME(what) what##_avx512
-#define EACH(i, n) _Pragma("GCC unroll 8") for (int i = 0; i < n; i++)
 
 static inline __attribute__((always_inline)) __m512i four(const int8_t *planes) {
     int32_t word;

@@ -5,7 +5,6 @@
 #include <arm_neon.h>
 
 enum { BLOCK = 2 };
-#define EACH(i, n) _Pragma("GCC unroll 8") for (int i = 0; i < n; i++)
 
 static inline __attribute__((always_inline)) void some_rows(
     const board_matrix *m, const fixed *x, int32_t row, int32_t panel, float *y, int64_t y_row, const int rows

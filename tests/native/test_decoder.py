@@ -53,7 +53,7 @@ def test_a_product_is_its_twin_to_the_bit(
     x[3] = 0
     x[4] *= 1e-20
     x[5, 17] = 1e6
-    tensors = dict(packed._matrix("m", blocks, torch.randn(48, generator=generator)))
+    tensors = dict(packed.matrix("m", blocks, torch.randn(48, generator=generator)))
     y = np.full((11, 48), np.nan, np.float32)
     matrix = ffi.new(
         "board_matrix *",

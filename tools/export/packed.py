@@ -74,7 +74,7 @@ def _tensors(
     yield from zip(("cos", "sin"), rope, strict=True)
     yield "norm", vector("model.norm.weight")
     yield from _rows("embedding", blocks[EMBEDDING])
-    yield from _matrix("head", blocks[HEAD])
+    yield from matrix("head", blocks[HEAD])
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}."
         yield f"{layer}.attention_norm", vector(f"{prefix}input_layernorm.weight")
@@ -82,14 +82,14 @@ def _tensors(
         qkv = [f"{prefix}self_attn.{part}_proj" for part in "qkv"]
         biases = [weights[f"{name}.bias"] for name in qkv if f"{name}.bias" in weights]
         stacked = concatenate([blocks[f"{name}.weight"] for name in qkv])
-        yield from _matrix(f"{layer}.qkv", stacked, torch.cat(biases) if biases else None)
+        yield from matrix(f"{layer}.qkv", stacked, torch.cat(biases) if biases else None)
         out = f"{prefix}self_attn.o_proj"
-        yield from _matrix(f"{layer}.out", blocks[f"{out}.weight"], weights.get(f"{out}.bias"))
+        yield from matrix(f"{layer}.out", blocks[f"{out}.weight"], weights.get(f"{out}.bias"))
         for part in ("gate", "up", "down"):
-            yield from _matrix(f"{layer}.{part}", blocks[f"{prefix}mlp.{part}_proj.weight"])
+            yield from matrix(f"{layer}.{part}", blocks[f"{prefix}mlp.{part}_proj.weight"])
 
 
-def _matrix(name: str, blocks: Blocks, bias: torch.Tensor | None = None) -> Iterator[tuple[str, np.ndarray]]:
+def matrix(name: str, blocks: Blocks, bias: torch.Tensor | None = None) -> Iterator[tuple[str, np.ndarray]]:
     """The tensors of a product: packed, scales and zeros in panels, and the bias where there is one."""
     padded = -blocks.n % PANEL
     yield f"{name}.packed", np.concatenate(list(_panels(blocks)))

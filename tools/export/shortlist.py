@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 
 import numpy as np
 
 from protocol.errors import ConfigError
-from tools.export.quantise import Blocks
+from tools.export.quantise import Blocks, take
 from tools.export.quantised import HEAD
 from tools.export.sources import Source
 
@@ -47,12 +46,4 @@ def always(source: Source) -> frozenset[int]:
 
 def cut(blocks: Mapping[str, Blocks], ids: np.ndarray) -> dict[str, Blocks]:
     """The matrices of a model with only the rows `ids` [m] of the head. The embedding keeps all of its own."""
-    head = blocks[HEAD]
-    points = head.zero_points
-    kept = replace(
-        head,
-        packed=head.packed[ids],
-        scales=head.scales[ids],
-        zero_points=None if points is None else points[ids],
-    )
-    return {**blocks, HEAD: kept}
+    return {**blocks, HEAD: take(blocks[HEAD], ids)}
