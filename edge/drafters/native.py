@@ -19,11 +19,13 @@ from protocol.errors import ModelError
 
 PANEL = 16
 ZERO_STEPS = 16  # of a level of four bits, into which its zero point may fall
-MATRICES = ("qkv", "out", "gate", "up", "down")
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """Of a model, as the file's metadata says. bits, group: of the products; epsilon: of the norms."""
+    """Of a model, as the file's metadata says.
+
+    bits, group: of the layers' products; kv_bits: of those that make keys and values; epsilon: of the norms.
+    """
 
     layers: int
     hidden: int
@@ -34,6 +36,7 @@ class Shape(msgspec.Struct, frozen=True):
     vocab: int
     head: int
     bits: int
+    kv_bits: int
     group: int
     head_bits: int
     head_group: int
@@ -53,6 +56,7 @@ class Shape(msgspec.Struct, frozen=True):
             return f"zero points in steps of 1/{self.zero_steps}"
         for bits, group in (
             (self.bits, self.group),
+            (self.kv_bits, self.group),
             (self.head_bits, self.head_group),
             (self.embedding_bits, self.embedding_group),
         ):
@@ -190,7 +194,8 @@ class NativeForward:
         s = self.shape
         attended = s.heads * s.head_dim
         sizes = {
-            "qkv": (attended + 2 * s.kv_heads * s.head_dim, s.hidden),
+            "queries": (attended, s.hidden),
+            "kv": (2 * s.kv_heads * s.head_dim, s.hidden),
             "out": (s.hidden, attended),
             "gate": (s.inner, s.hidden),
             "up": (s.inner, s.hidden),
@@ -201,7 +206,8 @@ class NativeForward:
             layer.attention_norm = self._floats(f"{i}.attention_norm", s.hidden)
             layer.mlp_norm = self._floats(f"{i}.mlp_norm", s.hidden)
             for name, size in sizes.items():
-                setattr(layer, name, self._matrix(f"{i}.{name}", *size, s.bits, s.group))
+                bits = s.kv_bits if name == "kv" else s.bits
+                setattr(layer, name, self._matrix(f"{i}.{name}", *size, bits, s.group))
         self._held.append(layers)
         context = len(self._file.tensors["cos"])
         return self._ffi.new(

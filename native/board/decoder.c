@@ -102,7 +102,11 @@ static void embed(board_decoder *d) {
             x[i] = (float)(q - zeros[i / e->group]) * (board_half(e->scales[id * groups + i / e->group]) * unit);
         }
     }
-    normed(d, m->layer[0].attention_norm, &m->layer[0].qkv);
+    normed(d, m->layer[0].attention_norm, &m->layer[0].queries);
+}
+
+static int32_t width_of_qkv(const board_model *m) {
+    return m->layer->queries.n + m->layer->kv.n;
 }
 
 static void turn(const board_model *m, float *head, int32_t position) { /* rotary embedding, halves */
@@ -122,7 +126,7 @@ static void remember(void *shared) {
     const cache *c = &d->cache[d->layer];
     const int32_t width = m->head_dim;
     for (int32_t row = 0; row < d->pass.rows; row++) {
-        float *at = d->y + (int64_t)row * m->layer->qkv.n;
+        float *at = d->y + (int64_t)row * width_of_qkv(m);
         const int32_t slot = d->pass.start + row;
         for (int32_t head = 0; head < m->heads + m->kv_heads; head++)
             turn(m, at + head * width, d->pass.positions[row]);
@@ -161,7 +165,7 @@ static void to_next_layer(void *shared) {
     const board_model *m = d->model;
     add_to_residual(d);
     if (++d->layer < m->layers) {
-        normed(d, m->layer[d->layer].attention_norm, &m->layer[d->layer].qkv);
+        normed(d, m->layer[d->layer].attention_norm, &m->layer[d->layer].queries);
         return;
     }
     for (int32_t i = 0; i < d->pass.num_wanted; i++)
@@ -182,6 +186,20 @@ static void product(board_decoder *d, const board_matrix *m, int32_t rows, float
     for (int32_t first; (first = take(d, at_once, panels)) < panels;) {
         const int32_t end = first + at_once < panels ? first + at_once : panels;
         d->use->product(m, &d->fixed, rows, first, end, y, m->n);
+    }
+}
+
+static void queries_keys_values(board_decoder *d, const board_layer *layer) {
+    const int32_t width = width_of_qkv(d->model), split = layer->queries.n / PANEL, panels = width / PANEL;
+    const int32_t at_once = most(1, panels / (d->threads * 8));
+    for (int32_t first; (first = take(d, at_once, panels)) < panels;) {
+        const int32_t end = first + at_once < panels ? first + at_once : panels;
+        if (first < split)
+            d->use->product(&layer->queries, &d->fixed, d->pass.rows, first, end < split ? end : split, d->y, width);
+        if (end > split)
+            d->use->product(
+                &layer->kv, &d->fixed, d->pass.rows, most(first, split) - split, end - split, d->y + layer->queries.n, width
+            );
     }
 }
 
@@ -206,7 +224,7 @@ static void attend(board_decoder *d, int32_t thread) {
         const int32_t row = i / m->heads, head = i % m->heads;
         const int32_t total = p->seen ? p->start + p->rows : p->start + row + 1;
         d->use->attend(
-            &d->cache[d->layer], head / (m->heads / m->kv_heads), d->y + (int64_t)row * m->layer->qkv.n + head * m->head_dim,
+            &d->cache[d->layer], head / (m->heads / m->kv_heads), d->y + (int64_t)row * width_of_qkv(m) + head * m->head_dim,
             total, p->seen ? p->behind : 0, p->seen ? p->seen + (int64_t)row * p->behind : NULL,
             d->scores + (int64_t)thread * d->capacity, d->attended + ((int64_t)row * m->heads + head) * m->head_dim
         );
@@ -218,7 +236,7 @@ static void work(void *shared, int32_t thread) {
     const board_model *m = d->model;
     for (int32_t i = 0; i < m->layers; i++) {
         const board_layer *layer = &m->layer[i];
-        product(d, &layer->qkv, d->pass.rows, d->y);
+        queries_keys_values(d, layer);
         team_meet(d->team, remember, d);
         attend(d, thread);
         team_meet(d->team, fix_attended, d);
@@ -294,7 +312,7 @@ static size_t lay_out(board_decoder *d, char *base) {
     const board_model *m = d->model;
     const board_layer *l = m->layer;
     const size_t rows = MOST_ROWS, slots = (size_t)d->capacity * m->kv_heads * m->head_dim;
-    const int32_t widest = most(most(l->qkv.n, l->gate.n), m->hidden), deepest = most(most(m->hidden, l->down.k), l->out.k);
+    const int32_t widest = most(most(width_of_qkv(m), l->gate.n), m->hidden), deepest = most(most(m->hidden, l->down.k), l->out.k);
     size_t used = 0;
     d->x = place(base, &used, rows * m->hidden, sizeof(float));
     d->y = place(base, &used, rows * widest, sizeof(float));

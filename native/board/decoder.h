@@ -16,7 +16,7 @@ typedef struct {
 
 typedef struct {
     const float *attention_norm, *mlp_norm; /* [hidden] */
-    board_matrix qkv, out, gate, up, down;
+    board_matrix queries, kv, out, gate, up, down; /* kv: keys, below them values; of the group that queries have */
 } board_layer;
 
 typedef struct {

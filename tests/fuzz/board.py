@@ -22,7 +22,7 @@ from protocol.sampling import Sampling
 from tests.fuzz.choices import Choices
 
 SHAPE = Shape(
-    layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, inner=96, vocab=50, head=64, bits=4, group=32,
+    layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, inner=96, vocab=50, head=64, bits=4, kv_bits=8, group=32,
     head_bits=8, head_group=64, embedding_bits=4, embedding_group=32, zero_steps=16,
     epsilon=1e-5,
 )  # fmt: skip
@@ -113,7 +113,8 @@ def model() -> bytes:
     for i in range(s.layers):
         for name in ("attention_norm", "mlp_norm"):
             tensors[f"{i}.{name}"] = np.ones(s.hidden, np.float32)
-        matrix(f"{i}.qkv", (s.heads + 2 * s.kv_heads) * s.head_dim, s.hidden, s.bits, s.group)
+        matrix(f"{i}.queries", s.heads * s.head_dim, s.hidden, s.bits, s.group)
+        matrix(f"{i}.kv", 2 * s.kv_heads * s.head_dim, s.hidden, s.kv_bits, s.group)
         matrix(f"{i}.out", s.hidden, s.heads * s.head_dim, s.bits, s.group)
         matrix(f"{i}.gate", s.inner, s.hidden, s.bits, s.group)
         matrix(f"{i}.up", s.inner, s.hidden, s.bits, s.group)

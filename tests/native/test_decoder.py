@@ -73,11 +73,13 @@ def test_a_product_is_its_twin_to_the_bit(
     assert (np.abs(y - exact) <= step * np.abs(values).sum(1) + 1e-5 * np.abs(exact) + 1e-5).all()
 
 
-def test_logits_are_those_of_the_dequantised_model(exported: tuple[Any, Path]) -> None:
-    source, directory = exported
+@pytest.mark.parametrize("bits", (4, 8))
+def test_logits_are_those_of_the_dequantised_model(bits: int, exported: tuple[Any, Path], tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    blocks = quantise_model(source.config, source.weights, Options(runtime="native"))
+    source, options = exported[0], Options(runtime="native", bits=bits)
+    write.write_drafter(source, tmp_path / "out", options)
+    blocks = quantise_model(source.config, source.weights, options)
     weights = {name: dequantise(blocks[name]) if name in blocks else value for name, value in source.weights.items()}
     weights["lm_head.weight"] = dequantise(blocks["lm_head.weight"])
     source.config.tie_word_embeddings = False
@@ -85,7 +87,7 @@ def test_logits_are_those_of_the_dequantised_model(exported: tuple[Any, Path]) -
     model.load_state_dict(weights)
     with torch.no_grad():
         expected = model.eval()(torch.tensor([PROMPT])).logits[0, -1].numpy()
-    drafter = NativeDrafter.load(directory)
+    drafter = NativeDrafter.load(tmp_path / "out")
     found = drafter.logits(drafter.prefill(PROMPT))
     np.testing.assert_allclose(found, expected[: len(found)], rtol=2e-3, atol=2e-3)
 

@@ -155,6 +155,9 @@ def test_a_calibrated_export_drafts_and_says_how_it_was_made(model: Path, runtim
     assert said["weights"].startswith(
         "int4 asymmetric groups of 32, float16 scales, GPTQ, scales learned, on 1640 tokens of "
     )
+    assert said["keys and values"].startswith(
+        "int8 symmetric groups of 32" if runtime == "native" else "int4 asymmetric groups of 32"
+    )
     assert said["embedding"] == "int4 asymmetric groups of 32, float16 scales"
     drafter = runtimes.load(tmp_path / "out", context=64)
     row = drafter.prefill([5, 9, 200, 31])
@@ -201,3 +204,26 @@ def test_gradients_of_scales_are_those_of_the_dense_product() -> None:
     expected = torch.autograd.grad((x @ dense.T * weights).sum(), (x, scales))
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_gradients_of_the_loss_are_those_of_its_formula(model: Path) -> None:
+    """Of hidden states and of the head's scales, over what the target wrote of two texts."""
+    source = sources.read(str(model))
+    blocks = quantise_model(source.config, source.weights, Options(embedding_bits=4, head_bits=4))
+    learner = tune.Learner(source.config, source.weights, blocks)
+    texts, written = [torch.arange(20, 32), torch.arange(60, 67)], [5, 3]
+    hidden = torch.randn(19, source.config.hidden_size, requires_grad=True)
+    taught, exact = torch.randn(19, source.config.hidden_size), torch.randn_like(learner.head())
+
+    by_hidden, by_head = tune._gradients(hidden.detach(), taught, texts, written, learner.head(), exact)
+    learner.learn_head(by_head)
+
+    factor = torch.ones_like(learner.values[HEAD], requires_grad=True)
+    dense = (learner.steps[HEAD] * (learner.values[HEAD] * factor)[:, :, None]).flatten(1)
+    rows, ids = torch.tensor([6, 7, 8, 9, 10, 15, 16, 17]), torch.tensor([27, 28, 29, 30, 31, 64, 65, 66])
+    said = (hidden[rows] @ dense.T).log_softmax(-1)
+    aim = (1 - tune.WRITTEN) * (taught[rows] @ exact.T).softmax(-1)
+    aim[torch.arange(8), ids] += tune.WRITTEN
+    expected = torch.autograd.grad(-(aim * said).sum() / 8, (hidden, factor))
+    torch.testing.assert_close(by_hidden, expected[0])
+    torch.testing.assert_close(learner.factors[HEAD].grad, expected[1])

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from edge.drafters import manifest, runtimes
 from protocol.errors import ConfigError, ModelError
-from tools import models
+from tools import memory, models
 from tools.bench import fidelity_picture
 from tools.bench.fidelity_kept import Kept
 from tools.bench.fidelity_scores import (
@@ -152,6 +152,7 @@ def main(
     if (pair is None) == (model is None):
         raise click.UsageError("give --pair or --model")
     torch.set_num_threads(threads)
+    memory.keep_freed()
     directories = [_export(argument) for argument in exports]
     with console.status("reading"):
         source = sources.read(model or str(models.fetch(models.PAIRS[str(pair)].drafter)))

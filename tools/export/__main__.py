@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from protocol.errors import ConfigError, OutriderError
+from tools import memory
 from tools.corpus import text
 from tools.export import corpus as calibration
 from tools.export import litert, qdq, sources, write
@@ -33,6 +34,7 @@ def main() -> None:
     # The search works in pieces that fit one core's cache; threads that wait for each other cost ten times as much
     # on a busy machine.
     torch.set_num_threads(1)
+    memory.keep_freed()
     transformers.utils.logging.disable_progress_bar()
 
 

@@ -27,7 +27,7 @@ from tools.export.quantised import (
     Progress,
     head,
     round_embedding,
-    round_vocabulary,
+    round_plainly,
     shares_head,
 )
 
@@ -128,12 +128,7 @@ class Streams:
             moments.add(normed, self.decoder.norm("model.norm", self.y[chunk]) - normed)
         matrix = head(self.weights).float()
         matrix = corrected(matrix, moments.inputs, matrix @ moments.missing)
-        symmetric = options.symmetric or options.head_bits == 8
-        return {
-            HEAD: gptq.round_matrix(
-                matrix, moments.inputs, options.head_bits, options.group, symmetric, options.zero_steps
-            )
-        }
+        return {HEAD: _round(matrix, moments.inputs, options.head_bits, options)}
 
 
 class Rounder:
@@ -151,13 +146,15 @@ class Rounder:
 
     def round(self, parts: Sequence[str], inputs: torch.Tensor, missing: torch.Tensor) -> None:
         """Round matrices of the same inputs. missing: what their outputs fall short by, [rows of all parts, k]."""
-        weight = corrected(self.stack(parts), inputs, missing)
-        options, end = self.options, 0
-        blocks = gptq.round_matrix(weight, inputs, options.bits, options.group, options.symmetric, options.zero_steps)
-        for name in (f"{part}.weight" for part in parts):
-            start, end = end, end + len(self.weights[name])
-            self.blocks[name] = take(blocks, slice(start, end))
+        names = [f"{part}.weight" for part in parts]
+        weights = corrected(self.stack(parts), inputs, missing).split([len(self.weights[name]) for name in names])
+        for name, weight in zip(names, weights, strict=True):
+            self.blocks[name] = _round(weight, inputs, self.options.bits_of(name), self.options)
             self._rounded[name] = dequantise(self.blocks[name])
+
+
+def _round(weight: torch.Tensor, inputs: torch.Tensor, bits: int, options: Options) -> Blocks:
+    return gptq.round_matrix(weight, inputs, bits, options.group, options.symmetric_in(bits), options.zero_steps)
 
 
 @contextmanager
@@ -211,7 +208,7 @@ def calibrate(
     def embedding() -> dict[str, Blocks]:
         with gptq.one_thread():
             if shared:
-                return {EMBEDDING: round_vocabulary(head(weights), options.head_bits, options)}
+                return {EMBEDDING: round_plainly(head(weights), options.head_bits, options)}
             return {EMBEDDING: round_embedding(weights, options)}
 
     with fast_products():
@@ -232,5 +229,5 @@ def key(source: str, options: Options, corpus: Corpus) -> str:
     # Where the head may be the embedding's matrix, what is rounded is not what it is elsewhere.
     shared = options.runtime == "onnx" and options.head_bits == 8 and options.embedding_bits is None
     vocabulary = (options.head_bits, options.embedding_bits or options.head_bits)
-    shapes = (options.bits, options.group, options.symmetric, options.zero_steps, *vocabulary)
+    shapes = (options.bits, options.kv_bits, options.group, options.symmetric, options.zero_steps, *vocabulary)
     return hashlib.sha256(repr((METHOD, source, shapes, shared, corpus.digest)).encode()).hexdigest()[:16]

@@ -55,6 +55,7 @@ def _shape(config: Any, blocks: Mapping[str, Blocks]) -> Shape:
         vocab=embedding.n,
         head=head.n + -head.n % PANEL,
         bits=layer.bits,
+        kv_bits=blocks["model.layers.0.self_attn.k_proj.weight"].bits,
         group=layer.group,
         head_bits=head.bits,
         head_group=head.group,
@@ -79,10 +80,11 @@ def _tensors(
         prefix = f"model.layers.{layer}."
         yield f"{layer}.attention_norm", vector(f"{prefix}input_layernorm.weight")
         yield f"{layer}.mlp_norm", vector(f"{prefix}post_attention_layernorm.weight")
-        qkv = [f"{prefix}self_attn.{part}_proj" for part in "qkv"]
-        biases = [weights[f"{name}.bias"] for name in qkv if f"{name}.bias" in weights]
-        stacked = concatenate([blocks[f"{name}.weight"] for name in qkv])
-        yield from matrix(f"{layer}.qkv", stacked, torch.cat(biases) if biases else None)
+        for name, parts in (("queries", "q"), ("kv", "kv")):
+            projections = [f"{prefix}self_attn.{part}_proj" for part in parts]
+            biases = [weights[f"{part}.bias"] for part in projections if f"{part}.bias" in weights]
+            stacked = concatenate([blocks[f"{part}.weight"] for part in projections])
+            yield from matrix(f"{layer}.{name}", stacked, torch.cat(biases) if biases else None)
         out = f"{prefix}self_attn.o_proj"
         yield from matrix(f"{layer}.out", blocks[f"{out}.weight"], weights.get(f"{out}.bias"))
         for part in ("gate", "up", "down"):

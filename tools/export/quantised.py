@@ -14,6 +14,7 @@ from tools.export.quantise import Blocks, quantise
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
+KV = ("k_proj.weight", "v_proj.weight")
 
 # Two quantisations of one matrix differ by less than this of its norm; other matrices by about 1.4.
 SAME_MATRIX = 0.15
@@ -45,6 +46,21 @@ class Options:
         """Into how many steps a zero point may divide a level: what the runtime can compute with."""
         return ZERO_STEPS if self.runtime == "native" else 1
 
+    @property
+    def kv_bits(self) -> int:
+        """Of the matrices that make keys and values. They are small, and an error of theirs is in all that is attended
+        to later: of Qwen2.5-Coder 0.5B they are 1.5 % of the layers' weights and 28 % of what 4 bits cost it.
+        """
+        return 8 if self.runtime == "native" else self.bits
+
+    def bits_of(self, name: str) -> int:
+        """Of a layer's matrix."""
+        return self.kv_bits if name.endswith(KV) else self.bits
+
+    def symmetric_in(self, bits: int) -> bool:
+        """Whether a matrix of so many bits has no zero points: 8 bits have levels enough to do without."""
+        return self.symmetric or bits == 8
+
 
 def quantise_model(
     config: Any, weights: Mapping[str, torch.Tensor], options: Options, progress: Progress | None = None
@@ -54,11 +70,11 @@ def quantise_model(
     The head is there under its name for tied models too; embedding and head are one object where they share a matrix.
     progress: called with (layers done, layers in all).
     """
-    blocks = {HEAD: round_vocabulary(head(weights), options.head_bits, options)}
+    blocks = {HEAD: round_plainly(head(weights), options.head_bits, options)}
     blocks[EMBEDDING] = blocks[HEAD] if shares_head(weights, options) else round_embedding(weights, options)
     for layer in range(config.num_hidden_layers):
         for name in layer_matrices(weights, layer):
-            blocks[name] = quantise(weights[name], options.bits, options.group, options.symmetric, options.zero_steps)
+            blocks[name] = round_plainly(weights[name], options.bits_of(name), options)
         if progress:
             progress(layer + 1, config.num_hidden_layers)
     return blocks
@@ -81,12 +97,12 @@ def shares_head(weights: Mapping[str, torch.Tensor], options: Options) -> bool:
 
 
 def round_embedding(weights: Mapping[str, torch.Tensor], options: Options) -> Blocks:
-    return round_vocabulary(weights[EMBEDDING], options.embedding_bits or options.head_bits, options)
+    return round_plainly(weights[EMBEDDING], options.embedding_bits or options.head_bits, options)
 
 
-def round_vocabulary(matrix: torch.Tensor, bits: int, options: Options) -> Blocks:
-    """Head or embedding [vocab, hidden]. 8 bits have levels enough to do without zero points."""
-    return quantise(matrix, bits, options.group, options.symmetric or bits == 8, options.zero_steps)
+def round_plainly(matrix: torch.Tensor, bits: int, options: Options) -> Blocks:
+    """A matrix [n, k], rounded by itself."""
+    return quantise(matrix, bits, options.group, options.symmetric_in(bits), options.zero_steps)
 
 
 def _same_matrix(a: torch.Tensor, b: torch.Tensor) -> bool:

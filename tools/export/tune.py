@@ -47,17 +47,31 @@ class Product(torch.autograd.Function):
 
 
 class Learner:
-    """A quantised model whose scales, norms and biases are factors times their values."""
+    """A quantised model whose scales, norms and biases are factors times their values; the embedding stays as it is."""
 
     def __init__(self, config: Any, weights: Mapping[str, torch.Tensor], blocks: Mapping[str, Blocks]) -> None:
         self.decoder, self.blocks = Decoder(config, weights), blocks
         self.values = dict(self.decoder.vectors)
         self.steps: dict[str, torch.Tensor] = {}  # of a matrix, whole numbers of scales: [n, groups, group]
+        self.learns_head = blocks[HEAD] is not blocks[EMBEDDING]
+        fixed = (EMBEDDING,) if self.learns_head else (EMBEDDING, HEAD)
         for name, part in blocks.items():
-            if name not in (HEAD, EMBEDDING):
+            if name not in fixed:
                 self.values[name], self.steps[name] = torch.from_numpy(part.scales), levels(part)
         self.factors = {name: torch.ones_like(value).requires_grad_() for name, value in self.values.items()}
-        self.head = dequantise(blocks[HEAD])
+
+    def head(self) -> torch.Tensor:
+        """The head [vocab, hidden], as it is now."""
+        if not self.learns_head:
+            return dequantise(self.blocks[HEAD])
+        scales = self.values[HEAD] * self.factors[HEAD].detach()
+        return _dense(scales, self.steps[HEAD], self.blocks[HEAD].k)
+
+    def learn_head(self, gradient: torch.Tensor) -> None:
+        """gradient: of the loss, by the head [vocab, hidden]; it is used up."""
+        steps = self.steps[HEAD]
+        padded = functional.pad(gradient, (0, steps.shape[1] * steps.shape[2] - gradient.shape[1]))
+        self.factors[HEAD].grad = padded.view(steps.shape).mul_(steps).sum(2).mul_(self.values[HEAD])
 
     def hidden(self, texts: Sequence[torch.Tensor]) -> torch.Tensor:
         """What the head multiplies, [tokens of all texts, hidden]."""
@@ -80,6 +94,26 @@ class Learner:
         return blocks, {name: now[name] for name in self.decoder.vectors}
 
 
+class Teacher:
+    """The given model. What it says of a text is kept for the next pass."""
+
+    def __init__(self, config: Any, weights: Mapping[str, torch.Tensor], texts: Sequence[torch.Tensor]) -> None:
+        self._decoder, self._weights, self._texts = Decoder(config, weights), weights, texts
+        self._kept: dict[int, torch.Tensor] = {}  # by a text's index, [tokens, hidden]
+        self.head = head(weights).float()
+
+    @torch.no_grad()
+    def hidden(self, indices: Sequence[int]) -> torch.Tensor:
+        """What the head multiplies, [tokens of these texts, hidden]."""
+        if missing := [index for index in indices if index not in self._kept]:
+            texts = [self._texts[index] for index in missing]
+            lengths = [len(text) for text in texts]
+            embedded = self._weights[EMBEDDING][torch.cat(texts)].float()
+            made = self._decoder.hidden(embedded, lengths, plain(self._weights)).split(lengths)
+            self._kept.update(zip(missing, (part.clone() for part in made), strict=True))
+        return torch.cat([self._kept[index] for index in indices])
+
+
 def tune(
     config: Any,
     weights: Mapping[str, torch.Tensor],
@@ -93,7 +127,7 @@ def tune(
     workdir: where the state is kept: a later call for the same arguments goes on from there.
     progress: called with (steps done, steps in all).
     """
-    learner, teacher = Learner(config, weights, blocks), Decoder(config, weights)
+    learner, teacher = Learner(config, weights, blocks), Teacher(config, weights, corpus.texts)
     lengths = [len(text) for text in corpus.texts]
     batches = [batch for seed in range(PASSES) for batch in _batches(lengths, seed)]
     optimiser = torch.optim.Adam(learner.factors.values(), lr=RATE, betas=(0.9, 0.95))
@@ -110,13 +144,12 @@ def tune(
         written = [corpus.written[index] for index in batches[step]]
         for group in optimiser.param_groups:
             group["lr"] = RATE * min(1.0, (step + 1) / 4) * (1 - step / len(batches))
-        with torch.no_grad():
-            embedded = weights[EMBEDDING][torch.cat(texts)].float()
-            taught = teacher.hidden(embedded, [len(text) for text in texts], plain(weights))
-        hidden = learner.hidden(texts)
-        gradient = _gradient(hidden.detach(), taught, texts, written, learner.head, head(weights).float())
+        taught, hidden = teacher.hidden(batches[step]), learner.hidden(texts)
+        by_hidden, by_head = _gradients(hidden.detach(), taught, texts, written, learner.head(), teacher.head)
         optimiser.zero_grad()
-        hidden.backward(gradient)
+        hidden.backward(by_hidden)
+        if learner.learns_head:
+            learner.learn_head(by_head)
         optimiser.step()
         if (step + 1) % SAVE_EVERY == 0 or step + 1 == len(batches):
             state = {"done": step + 1, "optimiser": optimiser.state_dict(), "factors": learner.factors}
@@ -128,28 +161,31 @@ def tune(
 
 
 @torch.no_grad()
-def _gradient(
+def _gradients(
     hidden: torch.Tensor,
     taught: torch.Tensor,
     texts: Sequence[torch.Tensor],
     written: Sequence[int],
     matrix: torch.Tensor,
     exact: torch.Tensor,
-) -> torch.Tensor:
-    """Of the loss, by hidden states [tokens, hidden]; rows whose next token is of a prompt or unknown do not count.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the loss, by hidden states [tokens, hidden] and by the head. Rows whose next token is of a prompt, or unknown,
+    do not count.
 
     matrix, exact: the heads [vocab, hidden] of the model that learns and of the one that teaches.
     """
     ids = torch.cat(list(texts))
     ends = np.cumsum([len(text) for text in texts]).tolist()
     rows = torch.cat([torch.arange(end - count - 1, end - 1) for end, count in zip(ends, written, strict=True)])
-    gradient = torch.zeros_like(hidden)
+    by_hidden, by_head = torch.zeros_like(hidden), torch.zeros_like(matrix)
     for part in rows.split(ROWS):
         error = (hidden[part] @ matrix.T).softmax(-1)
         error -= (1 - WRITTEN) * (taught[part] @ exact.T).softmax(-1)
         error[torch.arange(len(part)), ids[part + 1]] -= WRITTEN
-        gradient[part] = error @ matrix / len(rows)
-    return gradient
+        error /= len(rows)
+        by_hidden[part] = error @ matrix
+        by_head.addmm_(error.T, hidden[part])
+    return by_hidden, by_head
 
 
 def _batches(lengths: Sequence[int], seed: int) -> list[list[int]]:

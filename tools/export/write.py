@@ -30,7 +30,7 @@ from tools.export import graph, packed, qdq, shortlist
 from tools.export.calibrate import calibrate, fast_products, key
 from tools.export.corpus import Corpus
 from tools.export.quantise import Blocks
-from tools.export.quantised import EMBEDDING, HEAD, Options, Progress, layer_matrices, quantise_model
+from tools.export.quantised import EMBEDDING, HEAD, Options, Progress, quantise_model
 from tools.export.sources import Source
 from tools.export.tune import tune
 
@@ -213,8 +213,8 @@ def _golden(part: Path, kind: str = "auto") -> Golden | None:
 
 def _compute(options: Options) -> str:
     if options.runtime == "native":
-        return "w4a16"
-    return "w4a8" if options.accuracy_level == 4 else "w4a32"
+        return f"w{options.bits}a16"
+    return f"w{options.bits}a{8 if options.accuracy_level == 4 else 32}"
 
 
 def _describe(
@@ -232,8 +232,10 @@ def _describe(
         activations = f"int8 in groups of {options.group} inside MatMulNBits (accuracy level 4), float32 elsewhere"
     else:
         activations = f"float32 (MatMulNBits accuracy level {options.accuracy_level})"
+    learned = f", GPTQ, scales learned, {text}" if text else ""
     return {
-        "weights": format(layer_matrices(blocks, 0)[0]) + (f", GPTQ, scales learned, {text}" if text else ""),
+        "weights": format("model.layers.0.self_attn.q_proj.weight") + learned,
+        "keys and values": format("model.layers.0.self_attn.k_proj.weight") + learned,
         "head": format(HEAD) + ("" if head_plain else f", GPTQ {text}"),
         "embedding": "the head's matrix" if shared else format(EMBEDDING),
         "activations": activations,
