@@ -6,7 +6,7 @@ import ctypes
 import sys
 
 # Parameters of glibc's mallopt(3).
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
 TOP_PAD = 1 << 28  # bytes that the heap grows by at least
 
 
@@ -18,5 +18,10 @@ def keep_freed() -> None:
     """
     if sys.platform != "linux" or not hasattr(library := ctypes.CDLL(None), "gnu_get_libc_version"):
         return
-    for parameter, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1), (M_TOP_PAD, TOP_PAD), (M_ARENA_MAX, 1)):
+    for parameter, value in (
+        (M_MMAP_THRESHOLD, 32 << 20),
+        (M_TRIM_THRESHOLD, -1),
+        (M_TOP_PAD, TOP_PAD),
+        (M_ARENA_MAX, 1),
+    ):
         library.mallopt(parameter, value)

@@ -15,11 +15,11 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from protocol.errors import OutriderError
 from tools.arrivals import gaps_ms, mean_gap_ms, p95
 from tools.bench.record import machine
 from tools.bench.sides import Real, Replayed, Sides, Way
 from tools.boards import NAMES, BoardTiming, board_timing
+from tools.exits import reported
 from tools.models import PAIRS
 from tools.modes import MODES
 from tools.player import Player
@@ -212,7 +212,7 @@ def main(
         raise click.BadParameter("name a .png or .svg in a folder that exists", param_hint="--picture")
     console = Console(stderr=True)
     sides: Sides
-    try:
+    with reported("bench"):
         if real:
             sides = Real.of(pair, texts, max_tokens)
         else:
@@ -235,7 +235,4 @@ def main(
             from tools.bench.link_picture import draw  # matplotlib takes a second, and not everybody wants a picture
 
             draw(record, picture)
-    except OutriderError as error:
-        click.echo(f"bench: {error}", err=True)
-        sys.exit(error.exit_code)
     sys.exit(0 if record["identical"] else 1)

@@ -17,11 +17,12 @@ import click
 from edge.config import EdgeConfig
 from edge.drafters import manifest
 from edge.enroll import PUBLIC, identity_paths, read_file, write_file
-from protocol.errors import ConfigError, OutriderError
+from protocol.errors import ConfigError
 from protocol.topics import check_device
 from tools.boards import NAMES
 from tools.commission import identity, root
 from tools.commission.settings import PORT, settings
+from tools.exits import reported
 from tools.flash.__main__ import DROP_INS, FOLDER
 from tools.flash.agent import USER
 from tools.flash.flash import Parts, flash, read
@@ -70,21 +71,17 @@ def main(board: str, dry_run: bool, yes: bool, **given: Any) -> None:
 
     What is done already is left; run it again after a failure, for a new version, or to renew its certificate.
     """
-    try:
-        with ExitStack() as stack:
-            steps = Commission(check_device(board), given, stack).steps()
-            for number, step in enumerate(steps, 1):
-                click.echo(f"{number} {step.name:<10}{step.what}")
-            if dry_run:
-                return
-            if not yes:
-                click.confirm("Do this?", abort=True)
-            for number, step in enumerate(steps, 1):
-                click.echo(f"-- {number} {step.name}")
-                step.do()
-    except OutriderError as error:
-        click.echo(f"commission: {error}", err=True)
-        sys.exit(error.exit_code)
+    with reported("commission"), ExitStack() as stack:
+        steps = Commission(check_device(board), given, stack).steps()
+        for number, step in enumerate(steps, 1):
+            click.echo(f"{number} {step.name:<10}{step.what}")
+        if dry_run:
+            return
+        if not yes:
+            click.confirm("Do this?", abort=True)
+        for number, step in enumerate(steps, 1):
+            click.echo(f"-- {number} {step.name}")
+            step.do()
 
 
 class Commission:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cloud.engines.base import Engine, Plan, Work
 from edge.drafters.manifest import read as read_manifest
 from edge.text import Text
-from protocol.errors import ConfigError, OutriderError
+from protocol.errors import ConfigError
 from protocol.sampling import Sampling
 from tools.corpus import prompts, text
 from tools.corpus.text import Written
+from tools.exits import reported
 from tools.models import PAIRS, prepare
 
 console = Console(stderr=True)
@@ -111,8 +111,5 @@ def _load(directory: Path, numerics: str, threads: int) -> Engine:
 
 
 if __name__ == "__main__":
-    try:
+    with reported("corpus"):
         main()
-    except OutriderError as error:
-        console.print(f"[red]{type(error).__name__}[/red] {error}", highlight=False)
-        sys.exit(error.exit_code)

@@ -12,12 +12,12 @@ from rich.console import Console
 
 from edge.drafters import manifest
 from edge.text import Text
-from protocol.errors import OutriderError
 from protocol.sampling import Sampling
 from tools.bench.record import machine
 from tools.demo.alone import texts_alone
 from tools.demo.prompts import PROMPTS
 from tools.demo.report import summary, table
+from tools.exits import reported
 from tools.models import PAIRS, prepare
 from tools.modes import MODES
 from tools.player import Part, Player
@@ -108,7 +108,7 @@ def main(
     if (drafter is None) != (target is None):
         raise click.UsageError("--drafter and --target belong together")
     console = Console(quiet=as_json)
-    try:
+    with reported("demo"):
         if drafter is None or target is None:
             drafter, target = prepare(pair)
         result = play(
@@ -122,9 +122,6 @@ def main(
             sampling=Sampling(temperature=temperature, top_p=top_p),
             prompts=prompts,
         )
-    except OutriderError as error:
-        click.echo(f"demo: {error}", err=True)
-        sys.exit(error.exit_code)
     if as_json:
         click.echo(json.dumps(result))
     sys.exit(0 if result["identical"] else 1)

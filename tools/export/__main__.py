@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +16,10 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from protocol.errors import ConfigError, OutriderError
+from protocol.errors import ConfigError
 from tools import memory
 from tools.corpus import text
+from tools.exits import reported
 from tools.export import corpus as calibration
 from tools.export import litert, qdq, sources, write
 from tools.export import shortlist as choosing
@@ -91,7 +91,7 @@ def target(model: str, out: Path, dtype: str, force: bool) -> None:
 @click.option(
     "--tokens",
     type=click.IntRange(min=1),
-    default=16384,
+    default=32768,
     show_default=True,
     help="Of that text, at most, spread evenly.",
 )
@@ -200,8 +200,5 @@ def _report(out: Path, manifest: write.Manifest) -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with reported("export"):
         main()
-    except OutriderError as error:
-        console.print(f"[red]{type(error).__name__}[/red] {error}", highlight=False)
-        sys.exit(error.exit_code)

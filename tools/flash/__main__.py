@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from protocol.errors import OutriderError
+from tools.exits import reported
 from tools.flash import plan as plans
 from tools.flash.flash import Parts, flash
 from tools.flash.places import image, over_ssh
@@ -38,12 +37,9 @@ def main(folder: Path | None, host: str | None, ssh_command: str, dry_run: bool,
     """
     if (folder is None) == (host is None):
         raise click.UsageError("Give either --image or --ssh.")
-    try:
+    with reported("flash"):
         place = image(folder) if folder else over_ssh(str(host), ssh_command)
         flash(place, Parts(**given), dry_run=dry_run, ask=not yes)
-    except OutriderError as error:
-        click.echo(f"flash: {error}", err=True)
-        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ import click
 
 from link.config import read_toml
 from native import compiling
-from protocol.errors import ModelError, OutriderError
+from protocol.errors import ModelError
+from tools.exits import reported
 from tools.models import ROOT
 
 PACKAGE = "outrider[edge]"
@@ -150,11 +151,8 @@ def version(said: str) -> tuple[int, int]:
 @click.option("--glibc", type=version, required=True, help="The boards', as 2.36: `ldd --version`.")
 def main(out: Path, python: tuple[int, int], machine: str, glibc: tuple[int, int]) -> None:
     """Gather in OUT what a kind of board needs, for `tools.flash --wheels`."""
-    try:
+    with reported("wheels"):
         gather(out, python, machine, glibc)
-    except OutriderError as error:
-        click.echo(f"wheels: {error}", err=True)
-        sys.exit(error.exit_code)
     click.echo(f"{out}: {len(list(out.glob('*.whl')))} wheels")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 
 import click
 
-from protocol.errors import OutriderError
 from tools.boards import NAMES, BoardTiming, board_timing
+from tools.exits import reported
 from tools.plan.acceptance import Acceptance, Independent, Recorded
 from tools.plan.advice import Setting, make_plan
 from tools.plan.report import print_plan, record
@@ -84,7 +83,7 @@ def main(picture: Path | None, as_json: bool, **given: Any) -> None:
     "boards": how many one verifier takes until its step lasts --stretch times as long or its memory is full.
     "shared": on such a verifier, which steps without pause; "$/M alone" pays a whole step for each.
     """
-    try:
+    with reported("plan"):
         setting = _setting(given)
         plan = make_plan(setting)
         if picture:
@@ -92,9 +91,6 @@ def main(picture: Path | None, as_json: bool, **given: Any) -> None:
 
             title = f"{_board_title(given)}, cloud step {plan.step_s * 1e3:.3g} ms, alpha {setting.alpha:.2f}"
             draw(setting, picture, title)
-    except OutriderError as error:
-        click.echo(f"plan: {error}", err=True)
-        sys.exit(error.exit_code)
     if as_json:
         click.echo(json.dumps(record(setting, plan), allow_nan=False))
     else:
