@@ -53,7 +53,7 @@ class Fleet(World):
         self._wires = {name: _connect(broker, name) for name in map(device_name, numbers)}
         self._crowd = Crowd(self._wires.values(), self._on_message)
         self._turns = dict.fromkeys(self._wires, 0)
-        self._unanswered: dict[str, dict[int, float]] = {name: {} for name in self._wires}
+        self._unanswered: dict[str, dict[tuple[int, int, int], float]] = {name: {} for name in self._wires}
         self._book = Book(folder, Verdict)
         self._draft_bytes = 16
         self.drafts = self.others = self.verdicts = self.echoed = self.called = self.texts = self.wrong = 0
@@ -102,7 +102,7 @@ class Fleet(World):
         where = topics.parse(topic)
         payload = encode(message)
         if isinstance(message, Draft):
-            self._unanswered[where.device][message.seq] = time.monotonic()
+            self._unanswered[where.device][message.handle, message.epoch, message.seq] = time.monotonic()
             self._draft_bytes = len(payload)
             self.drafts += 1
         else:
@@ -127,7 +127,8 @@ class Fleet(World):
         self.verdicts += 1
         message = decode(payload)
         if isinstance(message, Commit):
-            left_at = self._unanswered[wire.name].pop(message.seq, None)
+            # A late commit of the text before knows drafts of the same numbers.
+            left_at = self._unanswered[wire.name].pop((message.handle, message.epoch, message.seq), None)
             if left_at is not None:
                 self._book.note(left_at, at, device_number(wire.name), message.handle, message.epoch, message.seq)
         if self.open:
