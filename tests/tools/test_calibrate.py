@@ -16,7 +16,7 @@ from edge.drafters.manifest import read as read_manifest
 from protocol.errors import ConfigError, ModelError
 from protocol.sampling import Sampling
 from tests.tools import tiny_models
-from tools.export import corpus, gptq, sources, store, tune
+from tools.export import calibration_text, gptq, sources, store, tune
 from tools.export.__main__ import main
 from tools.export.calibrate import calibrate
 from tools.export.forward import Decoder, plain
@@ -91,7 +91,7 @@ def test_forward_is_the_models(model: Path) -> None:
 @pytest.mark.parametrize("options", [Options(embedding_bits=4, head_bits=4), Options(group=64)], ids=["4", "8"])
 def test_calibrated_model_is_nearer_than_a_plainly_rounded_one(model: Path, options: Options, tmp_path: Path) -> None:
     source = sources.read(str(model))
-    text = corpus.read(write_corpus(tmp_path / "c.jsonl"), source.config.vocab_size, 10_000)
+    text = calibration_text.read(write_corpus(tmp_path / "c.jsonl"), source.config.vocab_size, 10_000)
     held = torch.randint(3, 300, (400,), generator=torch.Generator().manual_seed(12))
 
     def logits(weights) -> torch.Tensor:
@@ -113,7 +113,7 @@ def test_calibrated_model_is_nearer_than_a_plainly_rounded_one(model: Path, opti
 
 def test_a_calibration_that_was_killed_goes_on_to_the_same_bytes(model: Path, tmp_path: Path) -> None:
     source = sources.read(str(model))
-    text = corpus.read(write_corpus(tmp_path / "c.jsonl"), source.config.vocab_size, 10_000)
+    text = calibration_text.read(write_corpus(tmp_path / "c.jsonl"), source.config.vocab_size, 10_000)
     arguments = (source.config, source.weights, Options(embedding_bits=4), text)
     calibrate(*arguments, tmp_path / "whole")
 
@@ -133,16 +133,16 @@ def test_a_calibration_that_was_killed_goes_on_to_the_same_bytes(model: Path, tm
 
 def test_a_corpus_is_thinned_out_and_named_when_it_is_not_the_models(tmp_path: Path) -> None:
     path = write_corpus(tmp_path / "c.jsonl")
-    whole, part = corpus.read(path, 352, 10_000), corpus.read(path, 352, 500)
+    whole, part = calibration_text.read(path, 352, 10_000), calibration_text.read(path, 352, 500)
     assert (whole.tokens, part.tokens) == (40 * 41, 10 * 41)
     assert whole.digest != part.digest
     with pytest.raises(ModelError, match=r"c.jsonl: id 300 is not in the drafter's vocabulary of 300"):
-        corpus.read(path, 300, 10_000)
+        calibration_text.read(path, 300, 10_000)
     with pytest.raises(ConfigError, match="it holds no calibration"):
-        corpus.read(write_corpus(tmp_path / "h.jsonl", split="held-out"), 352, 10_000)
+        calibration_text.read(write_corpus(tmp_path / "h.jsonl", split="held-out"), 352, 10_000)
     path.write_text("[1, 2]\n")
     with pytest.raises(ConfigError, match=r"c.jsonl, line 1: not a text"):
-        corpus.read(path, 352, 10_000)
+        calibration_text.read(path, 352, 10_000)
 
 
 @pytest.mark.parametrize("runtime", ["onnx", "native"])
@@ -173,7 +173,7 @@ def test_learning_brings_the_model_nearer_to_what_the_target_wrote(
     source = sources.read(str(model))
     # The target counts upwards, which the random model does not expect.
     texts = [torch.arange(start, start + 50) for start in range(3, 243, 4)]
-    text = corpus.Corpus(tuple(texts), (40,) * len(texts), "")
+    text = calibration_text.Corpus(tuple(texts), (40,) * len(texts), "")
     options = Options(embedding_bits=4, head_bits=4)
     blocks = quantise_model(source.config, source.weights, options)
 

@@ -20,8 +20,7 @@ from protocol.errors import ConfigError
 from tools import memory
 from tools.corpus import text
 from tools.exits import reported
-from tools.export import corpus as calibration
-from tools.export import litert, qdq, sources, write
+from tools.export import calibration_text, litert, qdq, sources, write
 from tools.export import shortlist as choosing
 from tools.export.quantised import Options
 
@@ -121,7 +120,7 @@ def drafter(
     write.check_free(out, force)
     source = _read(model)
     head_ids = _choose(source, shortlist, corpus) if shortlist and corpus else None
-    learned_on = calibration.read(calibrate, source.config.vocab_size, tokens) if calibrate else None
+    learned_on = calibration_text.read(calibrate, source.config.vocab_size, tokens) if calibrate else None
     if learned_on:
         torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     columns = TextColumn("quantising"), BarColumn(), MofNCompleteColumn(), TextColumn("layers"), TimeElapsedColumn()

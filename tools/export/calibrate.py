@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from tools.export import gptq, store
-from tools.export.corpus import Corpus
+from tools.export.calibration_text import Corpus
 from tools.export.forward import Decoder, Linear, Rope, plain
 from tools.export.quantise import Blocks, dequantise, take
 from tools.export.quantised import (

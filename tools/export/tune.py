@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from tools.export.corpus import Corpus
+from tools.export.calibration_text import Corpus
 from tools.export.forward import Decoder, plain
 from tools.export.quantise import Blocks, dequantise, levels, take
 from tools.export.quantised import EMBEDDING, HEAD, Progress, head

@@ -28,7 +28,7 @@ from edge.drafters.manifest import (
 from protocol.errors import ConfigError
 from tools.export import graph, packed, qdq, shortlist
 from tools.export.calibrate import calibrate, fast_products, key
-from tools.export.corpus import Corpus
+from tools.export.calibration_text import Corpus
 from tools.export.quantise import Blocks
 from tools.export.quantised import EMBEDDING, HEAD, Options, Progress, quantise_model
 from tools.export.sources import Source
