@@ -44,6 +44,7 @@ class AutoPolicy:
         self._open: list[Node] = []
         self._picked: list[Node] = []
         self._judged = 0
+        self._most_before = 0
         self._misses = self._expected_misses = 0.0
         self._hardness = 1.0
 
@@ -56,12 +57,17 @@ class AutoPolicy:
         if root.note.candidates is None or window.alone:
             return []
         most = self._most(window)
-        if root is not self._root:
+        if root is not self._root or most > self._most_before:
             self._root = root
             self._restart(window, most)
         else:
             for node in self._picked:
                 self._branch(window, node, most)
+        for node in window.revised:
+            if window.holds(node):
+                self._branch(window, node, most)
+        window.revised.clear()
+        self._most_before = most
         self._picked = self._pick(window, now)
         return self._picked
 
@@ -91,9 +97,9 @@ class AutoPolicy:
         """How many guesses are welcome at once: what the verifier takes in the steps that begin until its verdict on
         what leaves now is here.
         """
-        if window.advice is None:
+        if window.advice is None or window.cadence.round_trip_s is None:
             return window.num_rows
-        step_s, trip_s = window.cadence.step_s, window.cadence.round_trip_s or 0.0
+        step_s, trip_s = window.cadence.step_s, window.cadence.round_trip_s
         steps = 1 + ceil((trip_s + window.cadence.cost.first_s) / step_s) if step_s else 2
         return min(window.num_rows, max(window.advice * steps, window.request.patience_s > 0))
 
@@ -111,22 +117,37 @@ class AutoPolicy:
         note = node.note
         if not note.candidates or not window.can_guess(node):
             return
+        if node.children:
+            self._revalue(window, node)
         path, size, calibration, hardness = note.path, len(window.tree), self.calibration, self._hardness
         note.depth = depth = node.position - window.tree.root.position + 1
         best = note.candidates[0]
         share = max(0.0, 1 - (1 - calibration.first(best.probability, depth)) * hardness)
         awaited = depth == 1 and window.request.patience_s > 0  # a verifier that waits must hear something
-        if (awaited or path * share >= LEAST_GAIN) and size < most:
+        if best.id in node.children:
+            pass
+        elif (awaited or path * share >= LEAST_GAIN) and size < most:
             self._open.append(window.guess(node, best.id, share, main=note.main))
             size += 1
         room = SIBLINGS_ROOM * most if window.branches else 0
         least = max(LEAST_LEAF, 0.5 / most) if most else 1.0
         for other in note.candidates[1:]:
+            if other.id in node.children:
+                continue
             share = hardness * calibration.sibling(other.probability)
             if path * share < least or size >= room:
                 break
             self._open.append(window.guess(node, other.id, share))
             size += 1
+
+    def _revalue(self, window: Window, node: Node) -> None:
+        note = node.note
+        depth = node.position - window.tree.root.position + 1
+        best = note.candidates[0]
+        values = {other.id: self._hardness * self.calibration.sibling(other.probability) for other in note.candidates}
+        values[best.id] = max(0.0, 1 - (1 - self.calibration.first(best.probability, depth)) * self._hardness)
+        for child in node.children.values():
+            window.revalue(child, values.get(child.id, 0.0), main=note.main and child.id == best.id)
 
     def _pick(self, window: Window, now: float) -> list[Node]:
         """The open nodes for the next pass, parents are evaluated already."""

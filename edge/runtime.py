@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Protocol
 
@@ -51,6 +51,7 @@ class Pass:
     rows: list[tuple[int, Any]]
     num_rows: int
     reads: bool = False
+    again: list[tuple[Row, list[Candidate]]] = field(default_factory=list)
 
 
 class SessionRun:
@@ -258,6 +259,8 @@ class SessionRun:
                 self._unread, self._text_row = [], rows[-1]
                 rows = rows[-1:]
             sampling, num = self.window.request.sampling, self.policy.candidates
+            if self._foresees is not None:
+                work.again = [(row, drafter.candidates(row, sampling, num)) for row in self._foresees.read_late()]
             return [(row, drafter.candidates(row, sampling, num)) for row in rows]
         except ModelError as error:
             self._stop_drafting(error)
@@ -271,6 +274,8 @@ class SessionRun:
                 self.window.cadence.cost.passed(work.num_rows, seconds)
             for node, (row, candidates) in zip(work.nodes, found, strict=bool(found)):
                 node.note.row, node.note.candidates = row, candidates
+            if work.again:
+                self.window.reconsider(work.again)
 
     def _stop_drafting(self, why: ModelError | None = None) -> None:
         """The text goes on without us, as plain streaming."""

@@ -27,7 +27,7 @@ from protocol.messages import (
     VerifierState,
 )
 from protocol.text import Ids, extend_hash, owner_hash, prefix_hashes
-from protocol.tree import DraftTree, Node, deltas_of
+from protocol.tree import DraftTree, Node, deltas_of, subtree
 
 MAX_FRUITLESS_OPENS = 8
 LEAST_PROBABILITY = 1e-6
@@ -86,6 +86,7 @@ class Window:
         self.moves: list[tuple[list[int], list[Node]]] = []
         self.outcomes: list[tuple[list[Candidate], int, int]] = []
         self.unsent: list[Node] = []
+        self.revised: list[Node] = []
 
     # -- questions ------------------------------------------------------------------------------------------------
 
@@ -144,6 +145,28 @@ class Window:
             node.note = Guess(path=path, main=main)
             self.unsent.append(node)
         return node
+
+    def reconsider(self, found) -> None:
+        by_row = {node.note.row: node for node in (self.tree.root, *self.tree)}
+        for row, candidates in found:
+            if (node := by_row.get(row)) is not None:
+                node.note.candidates = candidates
+                self.revised.append(node)
+
+    def revalue(self, node: Node, probability: float, *, main: bool) -> None:
+        note = node.note
+        scale = max(node.parent.note.path * max(probability, LEAST_PROBABILITY), LEAST_PATH) / note.path
+        was_main = note.main
+        for one in subtree(node):
+            one.note.path = max(one.note.path * scale, LEAST_PATH)
+            if was_main and not main:
+                one.note.main = False
+        if main and not was_main:
+            at = node
+            while at is not None:
+                at.note.main = True
+                first = at.note.candidates[0].id if at.note.candidates else None
+                at = at.children.get(first)
 
     def flush(self, now: float) -> None:
         """Send the guesses that were not sent yet, as one draft."""

@@ -80,5 +80,10 @@ class Foresees(Protocol):
     def pass_rows(self, rows: Sequence[tuple[int, Any]]) -> int:
         """How many rows a model would evaluate if `extend` were called with these; 0: it would take no time."""
 
+    def read_late(self) -> Sequence[Any]:
+        """Rows of which more is known since the latest `extend` than when they were made: `candidates` may be asked of
+        them again.
+        """
+
     def price(self, pass_s: float, miss_s: float) -> None:
         """What a pass of the model and a wrong guess cost from now on, in s, 0 where that is not known."""

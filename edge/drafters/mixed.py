@@ -90,6 +90,7 @@ class MixedDrafter:
         self._free = FREE
         self._last: Row | None = None
         self._unread: list[Row] = []  # the text's last tokens, as far as the model has not read them
+        self._late: list[Row] = []
 
     def prefill(self, ids: Sequence[int], progress: Callable[[int, int], None] | None = None) -> Row:
         """Make `ids` the text. See `Drafter.prefill`."""
@@ -102,9 +103,17 @@ class MixedDrafter:
     def extend(self, rows: Sequence[tuple[int, Row | int]]) -> list[Row]:
         """See `Drafter.extend`; the model evaluates what `pass_rows` counts."""
         made, needed = self._plan(rows)
+        self._late = []
         if needed:
+            early = set(made)
+            early.update(self._unread if len(self._unread) > FEW else self._unread[:-1])
             self._evaluate(needed)
+            self._late = [row for row in needed if row not in early]
         return made
+
+    def read_late(self) -> Sequence[Row]:
+        """See `Foresees.read_late`."""
+        return self._late
 
     def pass_rows(self, rows: Sequence[tuple[int, Row | int]]) -> int:
         """See `Foresees.pass_rows`."""

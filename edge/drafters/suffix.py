@@ -84,6 +84,9 @@ class SuffixDrafter:
     def pass_rows(self, rows: Sequence[tuple[int, Row | int]]) -> int:
         return 0
 
+    def read_late(self) -> Sequence[Row]:
+        return ()
+
     def price(self, pass_s: float, miss_s: float) -> None:
         pass
 
