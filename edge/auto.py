@@ -62,7 +62,7 @@ class AutoPolicy:
             self._restart(window, most)
         else:
             for node in self._picked:
-                self._branch(window, node, most)
+                if node.note.row is not None: self._branch(window, node, most)
         for node in window.revised:
             if window.holds(node):
                 self._branch(window, node, most)
@@ -170,9 +170,36 @@ class AutoPolicy:
                 break
             picked.append(node)
             total += gain
+        tip = self._second(window, price, total / (1 + window.cadence.cost.share * (len(picked) - 1)) if picked else 0.0, first, slowness)
+        if tip is not None:
+            return [tip]
         for node in picked:
             self._open.remove(node)
         return picked
+
+    def _second(self, window, price, rate, first, slowness):
+        at = window.tree.root
+        root = at.position
+        tip, total, rows = None, 0.0, 0
+        best = rate
+        while at is not None and rows < MOST_ROWS:
+            note = at.note
+            if not note.candidates:
+                break
+            following = max(at.children.values(), key=lambda c: c.note.path, default=None)
+            if note.unread:
+                behind = first - (at.position - root)
+                gain = note.path - sum(c.note.path for c in at.children.values())
+                if behind > 0:
+                    gain /= 1 + behind * slowness
+                gain *= MAIN_PATH
+                rows += 1
+                total += gain
+                if total >= LEAST_GAIN and total / (1 + window.cadence.cost.share * (rows - 1)) >= best:
+                    best = total / (1 + window.cadence.cost.share * (rows - 1))
+                    tip = at
+            at = following
+        return tip
 
     def _catching_up(self, window: Window, now: float) -> tuple[float, float]:
         """(depth, passes a token): guesses behind a node of this depth are still ahead of the verifier when they get

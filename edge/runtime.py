@@ -251,9 +251,11 @@ class SessionRun:
         assert drafter is not None
         self.passes += work.num_rows > 0
         try:
-            if drafter.room() < len(work.rows):
+            if drafter.room() < max(len(work.rows), work.num_rows):
                 raise ModelError("the text has filled the drafter's context")
-            rows = drafter.extend(work.rows)
+            if not work.rows:
+                self._foresees.read(work.nodes[0].note.row)
+            rows = drafter.extend(work.rows) if work.rows else []
             if work.reads:
                 drafter.keep(rows)
                 self._unread, self._text_row = [], rows[-1]
@@ -272,8 +274,11 @@ class SessionRun:
             if work.num_rows:
                 self._rest_until = self._clock() + seconds * (1 / self._share() - 1)
                 self.window.cadence.cost.passed(work.num_rows, seconds)
-            for node, (row, candidates) in zip(work.nodes, found, strict=bool(found)):
-                node.note.row, node.note.candidates = row, candidates
+            if work.rows:
+                for node, (row, candidates) in zip(work.nodes, found, strict=bool(found)):
+                    node.note.row, node.note.candidates = row, candidates
+                    if self._foresees is not None:
+                        node.note.unread = self._foresees.unread(row) > 0
             if work.again:
                 self.window.reconsider(work.again)
 
@@ -295,6 +300,8 @@ class SessionRun:
     def _guessing(self, nodes: list[Node]) -> Pass:
         if len(nodes) == 1:
             (node,) = nodes
+            if node.note.row is not None:
+                return Pass(nodes, [], self._foresees.unread(node.note.row))
             assert node.parent is not None
             rows = [(node.id, node.parent.note.row)]
             return Pass(nodes, rows, self._pass_rows(rows))

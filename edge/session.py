@@ -65,6 +65,7 @@ class Guess:
     depth: int = 1
     main: bool = True
     seq: int | None = None
+    unread: bool = False
 
 
 @dataclass(slots=True)

@@ -150,7 +150,7 @@ class Window:
         by_row = {node.note.row: node for node in (self.tree.root, *self.tree)}
         for row, candidates in found:
             if (node := by_row.get(row)) is not None:
-                node.note.candidates = candidates
+                node.note.candidates, node.note.unread = candidates, False
                 self.revised.append(node)
 
     def revalue(self, node: Node, probability: float, *, main: bool) -> None:

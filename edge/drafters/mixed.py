@@ -105,11 +105,19 @@ class MixedDrafter:
         made, needed = self._plan(rows)
         self._late = []
         if needed:
-            early = set(made)
-            early.update(self._unread if len(self._unread) > FEW else self._unread[:-1])
             self._evaluate(needed)
-            self._late = [row for row in needed if row not in early]
+            self._late = [row for row in self._late if row not in made]
         return made
+
+    def unread(self, row: Row) -> int:
+        """See `Foresees.unread`."""
+        return len(_branch(row))
+
+    def read(self, row: Row) -> None:
+        """See `Foresees.read`."""
+        self._late = []
+        if needed := _branch(row)[::-1]:
+            self._evaluate(needed)
 
     def read_late(self) -> Sequence[Row]:
         """See `Foresees.read_late`."""
@@ -164,12 +172,7 @@ class MixedDrafter:
             match = self._recall.step(above.match, id)
             made.append(row := Row(id, above.position + 1, above, match))
             if self._recall.odds_of(match) < self._free:
-                branch = []
-                at: Row | None = row
-                while at is not None and at.inner is None and at not in needed:
-                    branch.append(at)
-                    at = at.parent
-                needed.update(dict.fromkeys(reversed(branch)))
+                needed.update(dict.fromkeys(reversed(_branch(row))))
         return made, list(needed)
 
     def _evaluate(self, rows: Sequence[Row]) -> None:
@@ -179,6 +182,7 @@ class MixedDrafter:
             self._last.inner = self.model.prefill(self._recall.text)
             rows = rows[len(self._unread) :]
             self._unread = []
+            if not rows: return
         index = {row: i for i, row in enumerate(rows)}
         asked = []
         for row in rows:
@@ -186,6 +190,7 @@ class MixedDrafter:
             asked.append((row.id, index.get(row.parent, row.parent.inner)))
         for row, inner in zip(rows, self.model.extend(asked), strict=True):
             row.inner = inner
+        self._late = list(rows[max(0, len(self._unread) - 1) :])
         self.model.keep([row.inner for row in self._unread])
         self._unread = []
         assert self._last is not None
@@ -196,3 +201,13 @@ class MixedDrafter:
         if not self._unread:
             row.parent = None  # the text has no need of its rows, and the last one must not hold them all
         self._last = row
+
+
+def _branch(row: Row) -> list[Row]:
+    """The rows that the model has not read of those that lead to this one, it first."""
+    branch = []
+    at: Row | None = row
+    while at is not None and at.inner is None:
+        branch.append(at)
+        at = at.parent
+    return branch

@@ -84,6 +84,12 @@ class SuffixDrafter:
     def pass_rows(self, rows: Sequence[tuple[int, Row | int]]) -> int:
         return 0
 
+    def unread(self, row: Row) -> int:
+        return 0
+
+    def read(self, row: Row) -> None:
+        pass
+
     def read_late(self) -> Sequence[Row]:
         return ()
 
