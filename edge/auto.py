@@ -62,7 +62,10 @@ class AutoPolicy:
             self._restart(window, most)
         else:
             for node in self._picked:
-                if node.note.row is not None: self._branch(window, node, most)
+                if node.note.row is not None:
+                    self._branch(window, node, most)
+                elif window.holds(node):
+                    self._open.append(node)
         for node in window.revised:
             if window.holds(node):
                 self._branch(window, node, most)

@@ -26,6 +26,7 @@ from protocol.tree import Node
 log = logging.getLogger(__name__)
 
 IDLE_S = 0.5
+LONGEST = 2.0
 CANCELLED = "cancelled"  # the journal's word for a text that nobody waits for
 LOOK_S = 0.05  # how often a board that drafts without pause looks at its timers, which are coarser
 
@@ -301,13 +302,30 @@ class SessionRun:
         if len(nodes) == 1:
             (node,) = nodes
             if node.note.row is not None:
-                return Pass(nodes, [], self._foresees.unread(node.note.row))
+                return self._reading_on(node)
             assert node.parent is not None
             rows = [(node.id, node.parent.note.row)]
-            return Pass(nodes, rows, self._pass_rows(rows))
+            num_rows = self._pass_rows(rows)
+            if num_rows > self._most_rows() and node.parent.note.unread:
+                return self._reading_on(node.parent)
+            return Pass(nodes, rows, num_rows)
         index: dict[Node | None, int] = {node: i for i, node in enumerate(nodes)}
         rows = [(node.id, index.get(node.parent, node.parent.note.row)) for node in nodes if node.parent is not None]
-        return Pass(nodes, rows, self._pass_rows(rows))
+        num_rows = self._pass_rows(rows)
+        if self._foresees is not None and num_rows > max(len(nodes), self._most_rows()):
+            for node in nodes:
+                if node.parent.note.unread:
+                    return self._reading_on(node.parent)
+        return Pass(nodes, rows, num_rows)
+
+    def _most_rows(self):
+        return 1 + LONGEST / max(self.window.cadence.cost.share, 0.01)
+
+    def _reading_on(self, node):
+        most = self._most_rows()
+        while (num_rows := self._foresees.unread(node.note.row)) > most and node.parent is not None and node.parent.note.unread:
+            node = node.parent
+        return Pass([node], [], num_rows)
 
     def _follow(self) -> None:
         """Let the drafter's text follow what was committed: rows that guessed it stay, the rest is still to be read."""
