@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 from edge.calibration import HOPELESS, Calibration
+from edge.guesses import revalue
 from edge.pacing import departure
 from edge.window import Window
 from protocol.tree import Node
@@ -43,8 +44,8 @@ class AutoPolicy:
         self._root: Node | None = None
         self._open: list[Node] = []
         self._picked: list[Node] = []
+        self._welcome = 0
         self._judged = 0
-        self._most_before = 0
         self._misses = self._expected_misses = 0.0
         self._hardness = 1.0
 
@@ -57,20 +58,19 @@ class AutoPolicy:
         if root.note.candidates is None or window.alone:
             return []
         most = self._most(window)
-        if root is not self._root or most > self._most_before:
-            self._root = root
+        if root is not self._root or most > self._welcome:
             self._restart(window, most)
         else:
             for node in self._picked:
-                if node.note.row is not None:
+                if node.note.row is None:
+                    self._open.append(node)  # what leads to it was read first
+                else:
                     self._branch(window, node, most)
-                elif window.holds(node):
-                    self._open.append(node)
+        self._root, self._welcome = root, most
         for node in window.revised:
             if window.holds(node):
                 self._branch(window, node, most)
         window.revised.clear()
-        self._most_before = most
         self._picked = self._pick(window, now)
         return self._picked
 
@@ -100,14 +100,14 @@ class AutoPolicy:
         """How many guesses are welcome at once: what the verifier takes in the steps that begin until its verdict on
         what leaves now is here.
         """
-        if window.advice is None or window.cadence.round_trip_s is None:
-            return window.num_rows
         step_s, trip_s = window.cadence.step_s, window.cadence.round_trip_s
-        steps = 1 + ceil((trip_s + window.cadence.cost.first_s) / step_s) if step_s else 2
+        if window.advice is None or (window.advice and trip_s is None):
+            return window.num_rows
+        steps = 1 + ceil(((trip_s or 0.0) + window.cadence.cost.first_s) / step_s) if step_s else 2
         return min(window.num_rows, max(window.advice * steps, window.request.patience_s > 0))
 
     def _restart(self, window: Window, most: int) -> None:
-        """The text has moved: its guesses are what is left of them."""
+        """The text has moved, or more guesses are welcome: there is what is left of them."""
         self._open = []
         for node in [window.tree.root, *window.tree]:
             if node.note.row is None:
@@ -116,56 +116,49 @@ class AutoPolicy:
                 self._branch(window, node, most)
 
     def _branch(self, window: Window, node: Node, most: int) -> None:
-        """Make guesses of a node's candidates."""
+        """Make guesses of a node's candidates; those that were made before are worth what is known now."""
         note = node.note
-        if not note.candidates or not window.can_guess(node):
+        if not note.candidates:
             return
-        if node.children:
-            self._revalue(window, node)
-        path, size, calibration, hardness = note.path, len(window.tree), self.calibration, self._hardness
-        note.depth = depth = node.position - window.tree.root.position + 1
-        best = note.candidates[0]
+        path, calibration, hardness = note.path, self.calibration, self._hardness
+        depth = node.position - window.tree.root.position + 1
+        best, *others = note.candidates
         share = max(0.0, 1 - (1 - calibration.first(best.probability, depth)) * hardness)
+        if node.children:
+            shares = {other.id: hardness * calibration.sibling(other.probability) for other in others}
+            shares[best.id] = share
+            for child in node.children.values():
+                revalue(child, shares.get(child.id, 0.0), main=note.main and child.id == best.id)
+        if not window.can_guess(node):
+            return
+        note.depth, size = depth, len(window.tree)
         awaited = depth == 1 and window.request.patience_s > 0  # a verifier that waits must hear something
-        if best.id in node.children:
-            pass
-        elif (awaited or path * share >= LEAST_GAIN) and size < most:
+        if best.id not in node.children and (awaited or path * share >= LEAST_GAIN) and size < most:
             self._open.append(window.guess(node, best.id, share, main=note.main))
             size += 1
         room = SIBLINGS_ROOM * most if window.branches else 0
         least = max(LEAST_LEAF, 0.5 / most) if most else 1.0
-        for other in note.candidates[1:]:
-            if other.id in node.children:
-                continue
+        for other in others:
             share = hardness * calibration.sibling(other.probability)
             if path * share < least or size >= room:
                 break
-            self._open.append(window.guess(node, other.id, share))
-            size += 1
-
-    def _revalue(self, window: Window, node: Node) -> None:
-        note = node.note
-        depth = node.position - window.tree.root.position + 1
-        best = note.candidates[0]
-        values = {other.id: self._hardness * self.calibration.sibling(other.probability) for other in note.candidates}
-        values[best.id] = max(0.0, 1 - (1 - self.calibration.first(best.probability, depth)) * self._hardness)
-        for child in node.children.values():
-            window.revalue(child, values.get(child.id, 0.0), main=note.main and child.id == best.id)
+            if other.id not in node.children:
+                self._open.append(window.guess(node, other.id, share))
+                size += 1
 
     def _pick(self, window: Window, now: float) -> list[Node]:
-        """The open nodes for the next pass, parents are evaluated already."""
+        """The nodes for the next pass: open ones whose parents are evaluated already, or one that the model has not
+        read yet, for its second thoughts.
+        """
         price = window.cadence.cost.share * ROW_PRICE
-        first, slowness = self._catching_up(window, now)
+        ahead = self._catching_up(window, now)
         root = window.tree.root.position
         worth = []
         for node in self._open:
-            behind = first - (node.position - root)
-            gain = node.note.path if behind <= 0 else node.note.path / (1 + behind * slowness)
-            if node.note.main:
-                gain *= MAIN_PATH
+            gain = _gain(node.note.path, node.position - root, node.note.main, ahead)
             if gain >= LEAST_GAIN:
                 worth.append((gain, node))
-        worth.sort(key=_gain, reverse=True)
+        worth.sort(key=_first, reverse=True)
         picked: list[Node] = []
         total = 0.0
         for gain, node in worth[:MOST_ROWS]:
@@ -173,35 +166,28 @@ class AutoPolicy:
                 break
             picked.append(node)
             total += gain
-        tip = self._second(window, price, total / (1 + window.cadence.cost.share * (len(picked) - 1)) if picked else 0.0, first, slowness)
-        if tip is not None:
-            return [tip]
+        unread = self._unread(window, ahead, total / window.cadence.cost.times(len(picked)) if picked else 0.0)
+        if unread is not None:
+            return [unread]
         for node in picked:
             self._open.remove(node)
         return picked
 
-    def _second(self, window, price, rate, first, slowness):
-        at = window.tree.root
-        root = at.position
-        tip, total, rows = None, 0.0, 0
-        best = rate
+    def _unread(self, window: Window, ahead: tuple[float, float], rate: float) -> Node | None:
+        """The node of the main path that the model should read next, with all before it, if a pass of that is worth at
+        least `rate`. It is worth a token where the text leaves the guesses that were made without the model.
+        """
+        at: Node | None = window.tree.root
+        root, tip, total, rows = window.tree.root.position, None, 0.0, 0
         while at is not None and rows < MOST_ROWS:
-            note = at.note
-            if not note.candidates:
-                break
-            following = max(at.children.values(), key=lambda c: c.note.path, default=None)
+            note, children = at.note, at.children.values()
             if note.unread:
-                behind = first - (at.position - root)
-                gain = note.path - sum(c.note.path for c in at.children.values())
-                if behind > 0:
-                    gain /= 1 + behind * slowness
-                gain *= MAIN_PATH
+                leaves = note.path - sum(child.note.path for child in children)
+                total += _gain(leaves, at.position - root, True, ahead)
                 rows += 1
-                total += gain
-                if total >= LEAST_GAIN and total / (1 + window.cadence.cost.share * (rows - 1)) >= best:
-                    best = total / (1 + window.cadence.cost.share * (rows - 1))
-                    tip = at
-            at = following
+                if total >= LEAST_GAIN and total >= rate * window.cadence.cost.times(rows):
+                    rate, tip = total / window.cadence.cost.times(rows), at
+            at = max(children, key=_path, default=None)
         return tip
 
     def _catching_up(self, window: Window, now: float) -> tuple[float, float]:
@@ -216,5 +202,16 @@ class AutoPolicy:
         return steps, 1 / max(1 - pass_s / step_s, 0.05)
 
 
-def _gain(one: tuple[float, Node]) -> float:
+def _gain(chance: float, depth: int, main: bool, ahead: tuple[float, float]) -> float:
+    """What a pass brings that makes guesses behind a node of this chance and depth. ahead: see `_catching_up`."""
+    first, slowness = ahead
+    gain = chance if depth >= first else chance / (1 + (first - depth) * slowness)
+    return gain * MAIN_PATH if main else gain
+
+
+def _first(one: tuple[float, Node]) -> float:
     return one[0]
+
+
+def _path(node: Node) -> float:
+    return node.note.path

@@ -26,7 +26,7 @@ from protocol.tree import Node
 log = logging.getLogger(__name__)
 
 IDLE_S = 0.5
-LONGEST = 2.0
+LONGEST_READING = 3.0  # passes of one row: a verdict may come meanwhile and ask for another pass
 CANCELLED = "cancelled"  # the journal's word for a text that nobody waits for
 LOOK_S = 0.05  # how often a board that drafts without pause looks at its timers, which are coarser
 
@@ -44,8 +44,9 @@ class Listener(Protocol):
 @dataclass(slots=True)
 class Pass:
     """One pass of the drafter. nodes: of the window's tree, parents first; rows: (id, parent row) as `Drafter.extend`
-    takes them; num_rows: how many a model has to evaluate for it, 0 where the drafter knows them all; reads: the rows
-    are text that was not read yet, and `nodes` is the root alone.
+    takes them, none where the one node was evaluated without a model that shall now read it; num_rows: how many a model
+    has to evaluate for it, 0 where the drafter knows them all; reads: the rows are text that was not read yet, and
+    `nodes` is the root alone; again: what the pass found of rows that were evaluated before.
     """
 
     nodes: list[Node]
@@ -252,10 +253,8 @@ class SessionRun:
         assert drafter is not None
         self.passes += work.num_rows > 0
         try:
-            if drafter.room() < max(len(work.rows), work.num_rows):
+            if drafter.room() < len(work.rows):
                 raise ModelError("the text has filled the drafter's context")
-            if not work.rows:
-                self._foresees.read(work.nodes[0].note.row)
             rows = drafter.extend(work.rows) if work.rows else []
             if work.reads:
                 drafter.keep(rows)
@@ -263,6 +262,8 @@ class SessionRun:
                 rows = rows[-1:]
             sampling, num = self.window.request.sampling, self.policy.candidates
             if self._foresees is not None:
+                if not work.rows:
+                    self._foresees.read(work.nodes[0].note.row)
                 work.again = [(row, drafter.candidates(row, sampling, num)) for row in self._foresees.read_late()]
             return [(row, drafter.candidates(row, sampling, num)) for row in rows]
         except ModelError as error:
@@ -275,13 +276,13 @@ class SessionRun:
             if work.num_rows:
                 self._rest_until = self._clock() + seconds * (1 / self._share() - 1)
                 self.window.cadence.cost.passed(work.num_rows, seconds)
-            if work.rows:
-                for node, (row, candidates) in zip(work.nodes, found, strict=bool(found)):
-                    node.note.row, node.note.candidates = row, candidates
-                    if self._foresees is not None:
-                        node.note.unread = self._foresees.unread(row) > 0
-            if work.again:
-                self.window.reconsider(work.again)
+            for node, (row, candidates) in zip(work.nodes, found, strict=bool(found)):
+                node.note.row, node.note.candidates = row, candidates
+            if self._foresees is not None:
+                for node in work.nodes:
+                    node.note.unread = node.note.row is not None and self._foresees.unread(node.note.row) > 0
+                if work.again:
+                    self.window.reconsider(work.again)
 
     def _stop_drafting(self, why: ModelError | None = None) -> None:
         """The text goes on without us, as plain streaming."""
@@ -299,31 +300,26 @@ class SessionRun:
         return len(rows) if self._foresees is None else self._foresees.pass_rows(rows)
 
     def _guessing(self, nodes: list[Node]) -> Pass:
-        if len(nodes) == 1:
-            (node,) = nodes
-            if node.note.row is not None:
-                return self._reading_on(node)
-            assert node.parent is not None
-            rows = [(node.id, node.parent.note.row)]
-            num_rows = self._pass_rows(rows)
-            if num_rows > self._most_rows() and node.parent.note.unread:
-                return self._reading_on(node.parent)
-            return Pass(nodes, rows, num_rows)
+        """The pass that a policy asks for, or where that would take long since much is unread, the first part of it."""
+        first = nodes[0]
+        if first.note.row is not None:
+            return self._second_thoughts(first)
         index: dict[Node | None, int] = {node: i for i, node in enumerate(nodes)}
         rows = [(node.id, index.get(node.parent, node.parent.note.row)) for node in nodes if node.parent is not None]
         num_rows = self._pass_rows(rows)
-        if self._foresees is not None and num_rows > max(len(nodes), self._most_rows()):
+        if num_rows > self.window.cadence.cost.rows_within(LONGEST_READING):
             for node in nodes:
-                if node.parent.note.unread:
-                    return self._reading_on(node.parent)
+                if node.parent is not None and node.parent.note.unread:
+                    return self._second_thoughts(node.parent)
         return Pass(nodes, rows, num_rows)
 
-    def _most_rows(self):
-        return 1 + LONGEST / max(self.window.cadence.cost.share, 0.01)
-
-    def _reading_on(self, node):
-        most = self._most_rows()
-        while (num_rows := self._foresees.unread(node.note.row)) > most and node.parent is not None and node.parent.note.unread:
+    def _second_thoughts(self, node: Node) -> Pass:
+        """A pass over what the model has not read of the guesses up to this one; where it is much, its first part."""
+        assert self._foresees is not None
+        most = self.window.cadence.cost.rows_within(LONGEST_READING)
+        while (num_rows := self._foresees.unread(node.note.row)) > most and node.parent is not None:
+            if not node.parent.note.unread:
+                break
             node = node.parent
         return Pass([node], [], num_rows)
 

@@ -1,9 +1,10 @@
 """A model and what was written before, in one drafter: what the text repeats costs no pass of the model.
 
 Where the end of a text with its guesses occurred before and has gone on in the same way often enough, the next guess is
-known without the model: such a row is not evaluated when it is made. The model reads it, with all that were made like
-it before, in the one pass that first has to go on behind it, or never. Everywhere else the model is asked, and its
-candidates are put into one order with what was written before by how often each kind turned out to be right.
+known without the model: such a row is not evaluated when it is made. The model reads it later, with all that were made
+like it before, in one pass: where it has to go on behind them, or while the board has time for second thoughts, or
+never. Everywhere else the model is asked, and its candidates are put into one order with what was written before by how
+often each kind turned out to be right.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SUREST = 0.99  # what a model's guess is worth where a text repeats itself
 FREE = 0.95
 LEAST_FREE = 0.8
 SAVED = 0.4  # of a pass that is not made; found by replaying recorded drafts
-SAY = 0.5  # below this what was written before is no guess
+SAY = 0.7  # below this what was written before is no guess
 FEW = 7  # rows behind the text that are read together with guesses; more are read as a text is, which needs no logits
 AGAINST_EDGES = (0.2, 0.4, 0.6, 0.8)
 AGAINST_PRIOR = (0.03, 0.06, 0.1, 0.2, 0.35)  # that what was written before is right where the model guesses otherwise
@@ -90,7 +91,7 @@ class MixedDrafter:
         self._free = FREE
         self._last: Row | None = None
         self._unread: list[Row] = []  # the text's last tokens, as far as the model has not read them
-        self._late: list[Row] = []
+        self._late: list[Row] = []  # what the latest pass has read that was made before it
 
     def prefill(self, ids: Sequence[int], progress: Callable[[int, int], None] | None = None) -> Row:
         """Make `ids` the text. See `Drafter.prefill`."""
@@ -177,23 +178,23 @@ class MixedDrafter:
 
     def _evaluate(self, rows: Sequence[Row]) -> None:
         """Let the model read these rows, parents first; they lead on from the text, so all that is unread is there."""
+        assert self._last is not None
         if len(self._unread) > FEW:
-            assert self._last is not None
             self._last.inner = self.model.prefill(self._recall.text)
             rows = rows[len(self._unread) :]
             self._unread = []
-            if not rows: return
+            self._late = [] if rows else [self._last]
+        else:
+            self._late = list(rows[max(0, len(self._unread) - 1) :])
         index = {row: i for i, row in enumerate(rows)}
         asked = []
         for row in rows:
             assert row.parent is not None
             asked.append((row.id, index.get(row.parent, row.parent.inner)))
-        for row, inner in zip(rows, self.model.extend(asked), strict=True):
+        for row, inner in zip(rows, self.model.extend(asked) if asked else (), strict=True):
             row.inner = inner
-        self._late = list(rows[max(0, len(self._unread) - 1) :])
         self.model.keep([row.inner for row in self._unread])
         self._unread = []
-        assert self._last is not None
         self._become_last(self._last)
 
     def _become_last(self, row: Row) -> None:
