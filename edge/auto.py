@@ -185,8 +185,9 @@ class AutoPolicy:
                 leaves = note.path - sum(child.note.path for child in children)
                 total += _gain(leaves, at.position - root, True, ahead)
                 rows += 1
-                if total >= LEAST_GAIN and total >= rate * window.cadence.cost.times(rows):
-                    rate, tip = total / window.cadence.cost.times(rows), at
+                times = window.cadence.cost.times(rows)
+                if total >= LEAST_GAIN and total >= rate * times:
+                    rate, tip = total / times, at
             at = max(children, key=_path, default=None)
         return tip
 

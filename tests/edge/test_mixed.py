@@ -286,7 +286,7 @@ def test_a_copied_text_takes_fewer_passes_and_fewer_steps(policy, patience_s):
     off, on = (figures(simulate(replace(asked, suffix=how))) for how in ("off", "mixed"))
     assert on["cloud_steps_per_token"] < 0.6 * off["cloud_steps_per_token"]
     assert on["itl_ms_mean"] < 0.8 * off["itl_ms_mean"]
-    assert on["board_rows_per_token"] < 0.5 * off["board_rows_per_token"]
+    assert on["board_rows_per_token"] < 0.75 * off["board_rows_per_token"]
     assert on["drafts_per_token"] < 2.2 * on["cloud_steps_per_token"], "guesses leave together"
 
 
