@@ -15,6 +15,7 @@ LEAST_LEAF = 0.01  # expected tokens below which a guess is not worth its bytes
 MAIN_PATH = 8.0  # times its chance: a verdict takes whole runs of it, and an easy text shall be as fast as a chain
 SIBLINGS_ROOM = 0.75  # of the guesses that are welcome: the rest is kept for going deeper
 ROW_PRICE = 2.0  # a further row must earn this many times its share of the pass; found by replaying recorded drafts
+MUCH_LIKELIER = 2.0  # times
 MOST_ROWS = 8  # of one pass
 TEXT_WEIGHT = 3.0  # misses that a text must show before it is half believed to be easier or harder than others
 MOST_HARDNESS = 3.0
@@ -64,7 +65,7 @@ class AutoPolicy:
             for node in self._picked:
                 if node.note.row is None:
                     self._open.append(node)  # what leads to it was read first
-                else:
+                elif window.holds(node):
                     self._branch(window, node, most)
         self._root, self._welcome = root, most
         for node in window.revised:
@@ -112,7 +113,7 @@ class AutoPolicy:
         for node in [window.tree.root, *window.tree]:
             if node.note.row is None:
                 self._open.append(node)
-            elif not node.children and node.note.candidates:
+            elif not node.children and node.note.candidates and window.holds(node):
                 self._branch(window, node, most)
 
     def _branch(self, window: Window, node: Node, most: int) -> None:
@@ -129,13 +130,14 @@ class AutoPolicy:
             shares[best.id] = share
             for child in node.children.values():
                 revalue(child, shares.get(child.id, 0.0), main=note.main and child.id == best.id)
-        if not window.can_guess(node):
+        if not window.goes_on_behind(node):
             return
         note.depth, size = depth, len(window.tree)
         awaited = depth == 1 and window.request.patience_s > 0  # a verifier that waits must hear something
-        if best.id not in node.children and (awaited or path * share >= LEAST_GAIN) and size < most:
+        wanted = best.id not in node.children and (awaited or path * share >= LEAST_GAIN)
+        if wanted and (size < most or self._make_room(window, path * share)):
             self._open.append(window.guess(node, best.id, share, main=note.main))
-            size += 1
+            size = len(window.tree)
         room = SIBLINGS_ROOM * most if window.branches else 0
         least = max(LEAST_LEAF, 0.5 / most) if most else 1.0
         for other in others:
@@ -145,6 +147,16 @@ class AutoPolicy:
             if other.id not in node.children:
                 self._open.append(window.guess(node, other.id, share))
                 size += 1
+
+    def _make_room(self, window: Window, path: float) -> bool:
+        """Drop a guess that was not sent yet, the least likely, for one that is much likelier."""
+        leaf = min((node for node in window.unsent if not node.children), key=_path, default=None)
+        if leaf is None or leaf.note.path > path / MUCH_LIKELIER:
+            return False
+        window.drop(leaf)
+        if leaf in self._open:
+            self._open.remove(leaf)
+        return True
 
     def _pick(self, window: Window, now: float) -> list[Node]:
         """The nodes for the next pass: open ones whose parents are evaluated already, or one that the model has not

@@ -122,8 +122,11 @@ class Window:
 
     def can_guess(self, parent: Node) -> bool:
         """Whether a child of `parent` may still be guessed: within the owner's limits and before the text's end."""
-        last = self.prompt_len + self.request.max_tokens - 1
-        return len(self.tree) < self.num_rows and parent.position + 1 < last
+        return len(self.tree) < self.num_rows and self.goes_on_behind(parent)
+
+    def goes_on_behind(self, node: Node) -> bool:
+        """Whether the text has a position behind a node whose guess is of use: the last token needs none."""
+        return node.position + 1 < self.prompt_len + self.request.max_tokens - 1
 
     @property
     def in_flight(self) -> int:
@@ -143,6 +146,11 @@ class Window:
             node.note = Guess(path=path_of(parent, probability), main=main)
             self.unsent.append(node)
         return node
+
+    def drop(self, leaf: Node) -> None:
+        """Forget a guess that was not sent and that nothing is behind."""
+        self.tree.drop(leaf)
+        self.unsent.remove(leaf)
 
     def reconsider(self, found: Sequence[tuple[object, list[Candidate]]]) -> None:
         """What is known anew of rows that were evaluated before: (row, candidates) of each."""
