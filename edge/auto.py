@@ -15,6 +15,7 @@ LEAST_LEAF = 0.01  # expected tokens below which a guess is not worth its bytes
 MAIN_PATH = 8.0  # times its chance: a verdict takes whole runs of it, and an easy text shall be as fast as a chain
 SIBLINGS_ROOM = 0.75  # of the guesses that are welcome: the rest is kept for going deeper
 ROW_PRICE = 2.0  # a further row must earn this many times its share of the pass; found by replaying recorded drafts
+UNREAD_ROOM = 0.9  # of them: what the model has not read it may correct
 MUCH_LIKELIER = 2.0  # times
 MOST_ROWS = 8  # of one pass
 TEXT_WEIGHT = 3.0  # misses that a text must show before it is half believed to be easier or harder than others
@@ -135,7 +136,8 @@ class AutoPolicy:
         note.depth, size = depth, len(window.tree)
         awaited = depth == 1 and window.request.patience_s > 0  # a verifier that waits must hear something
         wanted = best.id not in node.children and (awaited or path * share >= LEAST_GAIN)
-        if wanted and (size < most or self._make_room(window, path * share)):
+        limit = UNREAD_ROOM * most if note.unread else most
+        if wanted and (size < limit or self._make_room(window, path * share)):
             self._open.append(window.guess(node, best.id, share, main=note.main))
             size = len(window.tree)
         room = SIBLINGS_ROOM * most if window.branches else 0
