@@ -31,6 +31,9 @@ class AutoPolicy:
     the target's path and r the measured price of a row. Every candidate of an evaluated node that is likely enough
     becomes a guess; a guess costs the board nothing until it is evaluated itself.
 
+    Guesses that were made without the model leave at once, and the model reads them where that is worth more than a
+    pass further on: the chance that the text leaves them there is a token. What it thinks otherwise goes beside them.
+
     What a node leads to must still be ahead of the verifier when it gets there. A verifier that steps without pause
     moves a token a step at least, so a node that is n tokens too near counts for what it brings a pass of those that
     are needed to overtake it; a board that is slower than that never drafts.
@@ -63,15 +66,14 @@ class AutoPolicy:
         if root is not self._root or most > self._welcome:
             self._restart(window, most)
         else:
-            for node in self._picked:
+            for node in filter(window.holds, self._picked):
                 if node.note.row is None:
                     self._open.append(node)  # what leads to it was read first
-                elif window.holds(node):
+                else:
                     self._branch(window, node, most)
         self._root, self._welcome = root, most
-        for node in window.revised:
-            if window.holds(node):
-                self._branch(window, node, most)
+        for node in filter(window.holds, window.revised):
+            self._branch(window, node, most)
         window.revised.clear()
         self._picked = self._pick(window, now)
         return self._picked
