@@ -16,7 +16,7 @@ MAIN_PATH = 8.0  # times its chance: a verdict takes whole runs of it, and an ea
 SIBLINGS_ROOM = 0.75  # of the guesses that are welcome: the rest is kept for going deeper
 ROW_PRICE = 2.0  # a further row must earn this many times its share of the pass; found by replaying recorded drafts
 UNREAD_ROOM = 0.9  # of them: what the model has not read it may correct
-MUCH_LIKELIER = 2.0  # times
+MUCH_LIKELIER = 2.0  # than a guess whose room it takes, times
 MOST_ROWS = 8  # of one pass
 TEXT_WEIGHT = 3.0  # misses that a text must show before it is half believed to be easier or harder than others
 MOST_HARDNESS = 3.0
@@ -104,10 +104,10 @@ class AutoPolicy:
         """How many guesses are welcome at once: what the verifier takes in the steps that begin until its verdict on
         what leaves now is here.
         """
-        step_s, trip_s = window.cadence.step_s, window.cadence.round_trip_s
-        if window.advice is None or (window.advice and trip_s is None):
+        if window.advice is None:
             return window.num_rows
-        steps = 1 + ceil(((trip_s or 0.0) + window.cadence.cost.first_s) / step_s) if step_s else 2
+        step_s, trip_s = window.cadence.step_s, window.cadence.round_trip_s or 0.0
+        steps = 1 + ceil((trip_s + window.cadence.cost.first_s) / step_s) if step_s else 2
         return min(window.num_rows, max(window.advice * steps, window.request.patience_s > 0))
 
     def _restart(self, window: Window, most: int) -> None:
@@ -153,8 +153,9 @@ class AutoPolicy:
                 size += 1
 
     def _make_room(self, window: Window, path: float) -> bool:
-        """Drop a guess that was not sent yet, the least likely, for one that is much likelier."""
-        leaf = min((node for node in window.unsent if not node.children), key=_path, default=None)
+        """Drop the least likely unsent guess of a run that the model has not read, for one that is much likelier."""
+        leaves = (node for node in window.unsent if not node.children and node.parent and node.parent.note.unread)
+        leaf = min(leaves, key=_path, default=None)
         if leaf is None or leaf.note.path > path / MUCH_LIKELIER:
             return False
         window.drop(leaf)
