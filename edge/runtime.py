@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ from protocol.tree import Node
 log = logging.getLogger(__name__)
 
 IDLE_S = 0.5
+LONGEST_READING = 3.0  # passes of one row: a verdict may come meanwhile and ask for another pass
 CANCELLED = "cancelled"  # the journal's word for a text that nobody waits for
 LOOK_S = 0.05  # how often a board that drafts without pause looks at its timers, which are coarser
 
@@ -43,14 +44,16 @@ class Listener(Protocol):
 @dataclass(slots=True)
 class Pass:
     """One pass of the drafter. nodes: of the window's tree, parents first; rows: (id, parent row) as `Drafter.extend`
-    takes them; num_rows: how many a model has to evaluate for it, 0 where the drafter knows them all; reads: the rows
-    are text that was not read yet, and `nodes` is the root alone.
+    takes them, none where the one node was evaluated without a model that shall now read it; num_rows: how many a model
+    has to evaluate for it, 0 where the drafter knows them all; reads: the rows are text that was not read yet, and
+    `nodes` is the root alone; again: what the pass found of rows that were evaluated before.
     """
 
     nodes: list[Node]
     rows: list[tuple[int, Any]]
     num_rows: int
     reads: bool = False
+    again: list[tuple[Row, list[Candidate]]] = field(default_factory=list)
 
 
 class SessionRun:
@@ -252,12 +255,16 @@ class SessionRun:
         try:
             if drafter.room() < len(work.rows):
                 raise ModelError("the text has filled the drafter's context")
-            rows = drafter.extend(work.rows)
+            rows = drafter.extend(work.rows) if work.rows else []
             if work.reads:
                 drafter.keep(rows)
                 self._unread, self._text_row = [], rows[-1]
                 rows = rows[-1:]
             sampling, num = self.window.request.sampling, self.policy.candidates
+            if self._foresees is not None:
+                if not work.rows:
+                    self._foresees.read(work.nodes[0].note.row)
+                work.again = [(row, drafter.candidates(row, sampling, num)) for row in self._foresees.read_late()]
             return [(row, drafter.candidates(row, sampling, num)) for row in rows]
         except ModelError as error:
             self._stop_drafting(error)
@@ -271,6 +278,11 @@ class SessionRun:
                 self.window.cadence.cost.passed(work.num_rows, seconds)
             for node, (row, candidates) in zip(work.nodes, found, strict=bool(found)):
                 node.note.row, node.note.candidates = row, candidates
+            if self._foresees is not None:
+                for node in work.nodes:
+                    node.note.unread = node.note.row is not None and self._foresees.unread(node.note.row) > 0
+                if work.again:
+                    self.window.reconsider(work.again)
 
     def _stop_drafting(self, why: ModelError | None = None) -> None:
         """The text goes on without us, as plain streaming."""
@@ -288,14 +300,28 @@ class SessionRun:
         return len(rows) if self._foresees is None else self._foresees.pass_rows(rows)
 
     def _guessing(self, nodes: list[Node]) -> Pass:
-        if len(nodes) == 1:
-            (node,) = nodes
-            assert node.parent is not None
-            rows = [(node.id, node.parent.note.row)]
-            return Pass(nodes, rows, self._pass_rows(rows))
+        """The pass that a policy asks for, or where that would take long since much is unread, the first part of it."""
+        first = nodes[0]
+        if first.note.row is not None:
+            return self._second_thoughts(first)
         index: dict[Node | None, int] = {node: i for i, node in enumerate(nodes)}
         rows = [(node.id, index.get(node.parent, node.parent.note.row)) for node in nodes if node.parent is not None]
-        return Pass(nodes, rows, self._pass_rows(rows))
+        num_rows = self._pass_rows(rows)
+        if num_rows > self.window.cadence.cost.rows_within(LONGEST_READING):
+            for node in nodes:
+                if node.parent is not None and node.parent.note.unread:
+                    return self._second_thoughts(node.parent)
+        return Pass(nodes, rows, num_rows)
+
+    def _second_thoughts(self, node: Node) -> Pass:
+        """A pass over what the model has not read of the guesses up to this one; where it is much, its first part."""
+        assert self._foresees is not None
+        most = self.window.cadence.cost.rows_within(LONGEST_READING)
+        while (num_rows := self._foresees.unread(node.note.row)) > most and node.parent is not None:
+            if not node.parent.note.unread:
+                break
+            node = node.parent
+        return Pass([node], [], num_rows)
 
     def _follow(self) -> None:
         """Let the drafter's text follow what was committed: rows that guessed it stay, the rest is still to be read."""

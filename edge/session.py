@@ -56,7 +56,7 @@ class Guess:
     """What the board remembers of a node. path: the product of the drafter's probabilities from the root's child on;
     row, candidates: set once the drafter has evaluated the node; depth: how far behind the text of then the guesses
     behind the node were made; main: it and all before it are first candidates; seq: the draft that carried the node,
-    or None.
+    or None; unread: its candidates are known without the drafter's model, which could say more.
     """
 
     path: float = 1.0
@@ -65,6 +65,7 @@ class Guess:
     depth: int = 1
     main: bool = True
     seq: int | None = None
+    unread: bool = False
 
 
 @dataclass(slots=True)

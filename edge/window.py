@@ -10,6 +10,7 @@ from math import ceil, inf
 
 from edge.cadence import Cadence
 from edge.drafters.base import Candidate
+from edge.guesses import path_of, spanning
 from edge.session import Guess, Request, Send, Tally, Timing
 from protocol import topics
 from protocol.errors import SessionError
@@ -30,16 +31,14 @@ from protocol.text import Ids, extend_hash, owner_hash, prefix_hashes
 from protocol.tree import DraftTree, Node, deltas_of
 
 MAX_FRUITLESS_OPENS = 8
-LEAST_PROBABILITY = 1e-6
-LEAST_PATH = 1e-300  # a product of many small probabilities must stay above 0: paths are divided by each other
 
 
 class Window:
     """The session's state. Actions gather in an outbox (`take`); moves of the text gather for the drafter (`moves`).
 
     text: [frontier] ids, prompt first. tree: guesses behind it, each with a `Guess` in its note; unsent: those that no
-    draft has carried yet. outcomes: (candidates, depth, id) of positions that were guessed and are now decided, for
-    whoever learns from them.
+    draft has carried yet; revised: those whose candidates have become others since guesses were made of them. outcomes:
+    (candidates, depth, id) of positions that were guessed and are now decided, for whoever learns from them.
     """
 
     def __init__(
@@ -86,6 +85,7 @@ class Window:
         self.moves: list[tuple[list[int], list[Node]]] = []
         self.outcomes: list[tuple[list[Candidate], int, int]] = []
         self.unsent: list[Node] = []
+        self.revised: list[Node] = []
 
     # -- questions ------------------------------------------------------------------------------------------------
 
@@ -122,8 +122,11 @@ class Window:
 
     def can_guess(self, parent: Node) -> bool:
         """Whether a child of `parent` may still be guessed: within the owner's limits and before the text's end."""
-        last = self.prompt_len + self.request.max_tokens - 1
-        return len(self.tree) < self.num_rows and parent.position + 1 < last
+        return len(self.tree) < self.num_rows and self.goes_on_behind(parent)
+
+    def goes_on_behind(self, node: Node) -> bool:
+        """Whether the text has a position behind a node whose guess is of use: the last token needs none."""
+        return node.position + 1 < self.prompt_len + self.request.max_tokens - 1
 
     @property
     def in_flight(self) -> int:
@@ -140,10 +143,22 @@ class Window:
         """Add a guess behind a node of the tree. main: it and all before it are first candidates."""
         node = self.tree.add(parent, id)
         if node.note is None:
-            path = max(parent.note.path * max(probability, LEAST_PROBABILITY), LEAST_PATH)
-            node.note = Guess(path=path, main=main)
+            node.note = Guess(path=path_of(parent, probability), main=main)
             self.unsent.append(node)
         return node
+
+    def drop(self, leaf: Node) -> None:
+        """Forget a guess that was not sent and that nothing is behind."""
+        self.tree.drop(leaf)
+        self.unsent.remove(leaf)
+
+    def reconsider(self, found: Sequence[tuple[object, list[Candidate]]]) -> None:
+        """What is known anew of rows that were evaluated before: (row, candidates) of each."""
+        by_row = {node.note.row: node for node in (self.tree.root, *self.tree)}
+        for row, candidates in found:
+            if (node := by_row.get(row)) is not None:
+                node.note.candidates, node.note.unread = candidates, False
+                self.revised.append(node)
 
     def flush(self, now: float) -> None:
         """Send the guesses that were not sent yet, as one draft."""
@@ -360,6 +375,7 @@ class Window:
         if self.tree.root.note is None:
             self.tree.root.note = Guess()
         self.unsent = [node for node in self.unsent if node is not self.tree.root and self.holds(node)]
+        self.revised = [node for node in self.revised if self.holds(node)]
         scale = self.tree.root.note.path
         for node in self.tree:
             node.note.path /= scale
@@ -487,21 +503,3 @@ class Window:
                     if node is not first:
                         self.tree.drop(node)
         self._list_unsent()
-
-
-def spanning(tree: DraftTree, fresh: set[Node]) -> tuple[Node, list[Node]]:
-    """(node to graft at, nodes to send): the smallest subtree that holds `fresh`, parents first."""
-    wanted = set(fresh)
-    for node in fresh:
-        at = node.parent
-        while at is not None and at is not tree.root and at not in wanted:
-            wanted.add(at)
-            at = at.parent
-    graft = tree.root
-    while True:
-        inside = [child for child in graft.children.values() if child in wanted]
-        if len(inside) != 1 or inside[0] in fresh:
-            break
-        graft = inside[0]
-        wanted.discard(graft)
-    return graft, [node for node in tree if node in wanted]

@@ -80,5 +80,16 @@ class Foresees(Protocol):
     def pass_rows(self, rows: Sequence[tuple[int, Any]]) -> int:
         """How many rows a model would evaluate if `extend` were called with these; 0: it would take no time."""
 
+    def unread(self, row: Any) -> int:
+        """How many rows a model has to evaluate to have read this one, it and those that lead to it; 0: it has."""
+
+    def read(self, row: Any) -> None:
+        """Let the model evaluate a row that was made without a pass, and all that lead to it, in one pass."""
+
+    def read_late(self) -> Sequence[Any]:
+        """Rows of which more is known since the latest `extend` than when they were made: `candidates` may be asked of
+        them again.
+        """
+
     def price(self, pass_s: float, miss_s: float) -> None:
         """What a pass of the model and a wrong guess cost from now on, in s, 0 where that is not known."""

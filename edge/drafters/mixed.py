@@ -1,9 +1,10 @@
 """A model and what was written before, in one drafter: what the text repeats costs no pass of the model.
 
 Where the end of a text with its guesses occurred before and has gone on in the same way often enough, the next guess is
-known without the model: such a row is not evaluated when it is made. The model reads it, with all that were made like
-it before, in the one pass that first has to go on behind it, or never. Everywhere else the model is asked, and its
-candidates are put into one order with what was written before by how often each kind turned out to be right.
+known without the model: such a row is not evaluated when it is made. The model reads it later, with all that were made
+like it before, in one pass: where it has to go on behind them, or while the board has time for second thoughts, or
+never. Everywhere else the model is asked, and its candidates are put into one order with what was written before by how
+often each kind turned out to be right.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SUREST = 0.99  # what a model's guess is worth where a text repeats itself
 FREE = 0.95
 LEAST_FREE = 0.8
 SAVED = 0.4  # of a pass that is not made; found by replaying recorded drafts
-SAY = 0.5  # below this what was written before is no guess
+SAY = 0.85  # below this what was written before is no guess
 FEW = 7  # rows behind the text that are read together with guesses; more are read as a text is, which needs no logits
 AGAINST_EDGES = (0.2, 0.4, 0.6, 0.8)
 AGAINST_PRIOR = (0.03, 0.06, 0.1, 0.2, 0.35)  # that what was written before is right where the model guesses otherwise
@@ -90,6 +91,7 @@ class MixedDrafter:
         self._free = FREE
         self._last: Row | None = None
         self._unread: list[Row] = []  # the text's last tokens, as far as the model has not read them
+        self._late: list[Row] = []  # what the latest pass has read that was made before it
 
     def prefill(self, ids: Sequence[int], progress: Callable[[int, int], None] | None = None) -> Row:
         """Make `ids` the text. See `Drafter.prefill`."""
@@ -102,9 +104,25 @@ class MixedDrafter:
     def extend(self, rows: Sequence[tuple[int, Row | int]]) -> list[Row]:
         """See `Drafter.extend`; the model evaluates what `pass_rows` counts."""
         made, needed = self._plan(rows)
+        self._late = []
         if needed:
             self._evaluate(needed)
+            self._late = [row for row in self._late if row not in made]
         return made
+
+    def unread(self, row: Row) -> int:
+        """See `Foresees.unread`."""
+        return len(_branch(row))
+
+    def read(self, row: Row) -> None:
+        """See `Foresees.read`."""
+        self._late = []
+        if needed := _branch(row)[::-1]:
+            self._evaluate(needed)
+
+    def read_late(self) -> Sequence[Row]:
+        """See `Foresees.read_late`."""
+        return self._late
 
     def pass_rows(self, rows: Sequence[tuple[int, Row | int]]) -> int:
         """See `Foresees.pass_rows`."""
@@ -155,31 +173,28 @@ class MixedDrafter:
             match = self._recall.step(above.match, id)
             made.append(row := Row(id, above.position + 1, above, match))
             if self._recall.odds_of(match) < self._free:
-                branch = []
-                at: Row | None = row
-                while at is not None and at.inner is None and at not in needed:
-                    branch.append(at)
-                    at = at.parent
-                needed.update(dict.fromkeys(reversed(branch)))
+                needed.update(dict.fromkeys(reversed(_branch(row))))
         return made, list(needed)
 
     def _evaluate(self, rows: Sequence[Row]) -> None:
         """Let the model read these rows, parents first; they lead on from the text, so all that is unread is there."""
+        assert self._last is not None
         if len(self._unread) > FEW:
-            assert self._last is not None
             self._last.inner = self.model.prefill(self._recall.text)
             rows = rows[len(self._unread) :]
             self._unread = []
+            self._late = [] if rows else [self._last]
+        else:
+            self._late = list(rows[max(0, len(self._unread) - 1) :])
         index = {row: i for i, row in enumerate(rows)}
         asked = []
         for row in rows:
             assert row.parent is not None
             asked.append((row.id, index.get(row.parent, row.parent.inner)))
-        for row, inner in zip(rows, self.model.extend(asked), strict=True):
+        for row, inner in zip(rows, self.model.extend(asked) if asked else (), strict=True):
             row.inner = inner
         self.model.keep([row.inner for row in self._unread])
         self._unread = []
-        assert self._last is not None
         self._become_last(self._last)
 
     def _become_last(self, row: Row) -> None:
@@ -187,3 +202,13 @@ class MixedDrafter:
         if not self._unread:
             row.parent = None  # the text has no need of its rows, and the last one must not hold them all
         self._last = row
+
+
+def _branch(row: Row) -> list[Row]:
+    """The rows that the model has not read of those that lead to this one, it first."""
+    branch = []
+    at: Row | None = row
+    while at is not None and at.inner is None:
+        branch.append(at)
+        at = at.parent
+    return branch

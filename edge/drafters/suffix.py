@@ -84,6 +84,15 @@ class SuffixDrafter:
     def pass_rows(self, rows: Sequence[tuple[int, Row | int]]) -> int:
         return 0
 
+    def unread(self, row: Row) -> int:
+        return 0
+
+    def read(self, row: Row) -> None:
+        pass
+
+    def read_late(self) -> Sequence[Row]:
+        return ()
+
     def price(self, pass_s: float, miss_s: float) -> None:
         pass
 

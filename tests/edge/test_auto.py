@@ -8,6 +8,7 @@ import pytest
 
 from edge.auto import MOST_ROWS, PROBE, AutoPolicy
 from edge.calibration import EVIDENCE, Calibration
+from edge.drafters.base import Candidate
 from edge.window import Window
 from tests.edge.test_policy import UNSURE, commit, depth, evaluate, passes, window
 
@@ -62,6 +63,7 @@ def test_the_verifiers_advice_limits_the_guesses_and_none_are_made_where_none_ar
     def guesses(advice: int | None) -> int:
         session = measured(window(), share=0.15)
         session.advice = advice
+        session.cadence.round_trip_s, session.cadence.beat_at = 0.05, 0.0
         passes(auto(), session, most=40)
         return len(session.tree)
 
@@ -89,6 +91,63 @@ def test_what_is_left_of_the_tree_after_a_commit_is_gone_on_with():
     (nodes,) = [policy.grow(session, 0.0)]
     evaluate(policy, session, nodes)
     assert policy.grow(session, 0.0) and depth(session) >= before - 2
+
+
+def known(session: Window, ids: list[int], probability: float) -> list:
+    """A run of guesses that was made without the model."""
+    root = session.tree.root
+    nodes = [root]
+    for id in ids:
+        nodes[-1].note.candidates = [Candidate(id, probability)]
+        nodes.append(session.guess(nodes[-1], id, probability, main=True))
+    for node in nodes:
+        node.note.row, node.note.unread = object(), True
+        node.note.candidates = node.note.candidates or []
+    return nodes
+
+
+def test_a_run_that_was_guessed_without_the_model_is_read_while_there_is_time_and_no_further_than_pays():
+    session, policy = measured(window(), share=0.1), auto()
+    nodes = known(session, list(range(1, 15)), 0.95)
+    (asked,) = policy.grow(session, 0.0)
+    assert asked is nodes[MOST_ROWS - 1], "so many rows from the root on"
+    for node in nodes[:MOST_ROWS]:
+        node.note.unread = False
+    (asked,) = policy.grow(session, 0.0)
+    assert asked is nodes[-1], "then what is left of it"
+
+
+def test_what_is_as_good_as_certain_is_not_read():
+    session, policy = measured(window(), share=0.1), auto()
+    known(session, [1, 2, 3], 0.95)
+    for node in session.tree:
+        node.note.path = 1.0 - 1e-6
+        node.note.unread = bool(node.children)
+    assert policy.grow(session, 0.0) == []
+
+
+def test_where_the_model_thinks_otherwise_its_guess_goes_beside_and_is_gone_on_with():
+    session, policy = measured(window(), share=0.1), auto()
+    nodes = known(session, [1, 2, 3, 4, 5, 6], 0.95)
+    policy.grow(session, 0.0)
+    session.unsent.clear()
+    found = [Candidate(9, 0.99), Candidate(3, 0.1)]
+    session.reconsider([(node.note.row, node.note.candidates) for node in nodes[:2]] + [(nodes[2].note.row, found)])
+    picked = policy.grow(session, 0.0)
+    assert [(node.id, node.parent) for node in picked] == [(9, nodes[2])]
+    assert session.unsent == picked and picked[0].note.main
+    assert nodes[3].note.path < 0.3 < picked[0].note.path
+    assert not nodes[5].note.main and nodes[6].note.path < nodes[3].note.path
+
+
+def test_more_room_is_used_as_soon_as_there_is_some():
+    session, policy = measured(window(), share=0.1), auto()
+    session.advice = 1
+    session.cadence.round_trip_s, session.cadence.beat_at = 0.05, 0.0
+    passes(policy, session, most=40)
+    few = len(session.tree)
+    session.advice = 12
+    assert policy.grow(session, 0.0) and len(session.tree) > few
 
 
 def judge(policy: AutoPolicy, session: Window, ids: list[int]) -> None:

@@ -30,3 +30,12 @@ def test_a_first_pass_of_several_rows_is_scaled_down():
     cost = PassCost()
     cost.passed(5, 0.100)
     assert cost.first_s == pytest.approx(0.050)
+
+
+def test_the_rows_of_a_pass_that_may_take_so_long():
+    cost = PassCost()
+    cost.share = 0.5
+    assert [cost.rows_within(passes) for passes in (1.0, 1.4, 3.0)] == [1, 1, 5]
+    assert cost.times(cost.rows_within(3.0)) <= 3.0
+    cost.share = 0.0
+    assert cost.rows_within(3.0) > 100

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloud.ledger import Ledger
-from edge.window import spanning
+from edge.guesses import spanning
 from protocol import topics
 from protocol.messages import (
     Commit,

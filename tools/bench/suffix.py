@@ -32,8 +32,8 @@ LOOKUP_IDS = 3  # that prompt lookup matches at most
 STEP_S = 0.060
 PREFILL_ROW_S = 1 / 20_000
 RTTS_MS = (50, 150)
-TURNS = 3  # so that one phase of step and pass does not decide
-PHASE_S = 0.007
+TURNS = 6  # in phases spread over a step: where a text's misses fall in it decides more than a drafter does
+PHASE_S = STEP_S / TURNS
 HOWS = ("off", "mixed", "alone")
 
 Guess = Callable[[Sequence[int]], list[int]]
