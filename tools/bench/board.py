@@ -290,7 +290,7 @@ def main(
     pair: str, drafter: Path | None, threads: int, rounds: int, seconds: float, tokens: int, parts: tuple[str, ...]
 ) -> None:
     """What a board's whole process takes: start, memory, CPU while it waits, and memory over 10,000 tokens."""
-    drafter = drafter or prepare(pair)[0]
+    drafter = (drafter or prepare(pair)[0]).absolute()  # the board runs in a folder of its own
     facts = manifest.read(drafter, "drafter")
     record: dict[str, Any] = {
         "benchmark": "board",
