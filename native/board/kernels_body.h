@@ -16,6 +16,7 @@ typedef float loose __attribute__((vector_size(64), aligned(4)));
 typedef int8_t i8x16 __attribute__((vector_size(16)));
 typedef int32_t i32x4 __attribute__((vector_size(16), aligned(1), may_alias));
 
+#define MOST 32639.0f /* of an activation in fixed point: 127 * 256 + 127 */
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE float sum_of(f32x16 v) {
@@ -87,10 +88,13 @@ static void fix(const float *x, int32_t row, fixed *out) {
         float peak = 0;
         for (int32_t i = 0; i < 16; i++)
             peak = most[i] > peak ? most[i] : peak;
-        const float inverse = peak > 1e-30f ? 32639.0f / peak : 0.0f;
+        const float inverse = peak > 1e-30f ? MOST / peak : 0.0f;
         i32x16 sum = {};
         for (int32_t i = 0; i < group; i += 16, planes += 32) {
-            const i32x16 a = __builtin_convertvector(nearest(*(const loose *)(x + i) * inverse), i32x16);
+            const f32x16 v = *(const loose *)(x + i) * inverse;
+            /* Infinities and NaNs, of a damaged file's weights, have no integer of their own, and not the same everywhere. */
+            const f32x16 held = -larger(-larger(v, (f32x16){} - MOST), (f32x16){} - MOST);
+            const i32x16 a = __builtin_convertvector(nearest(held), i32x16);
             const i32x16 high = (a + 128) >> 8, low = a - high * 256;
             sum += a;
             const i32x4 h = (i32x4)__builtin_convertvector(high, i8x16), l = (i32x4)__builtin_convertvector(low, i8x16);
@@ -100,7 +104,7 @@ static void fix(const float *x, int32_t row, fixed *out) {
         int32_t total = 0;
         for (int32_t i = 0; i < 16; i++)
             total += sum[i];
-        out->scales[row * groups + g] = peak > 1e-30f ? peak / 32639.0f : 0.0f;
+        out->scales[row * groups + g] = peak > 1e-30f ? peak / MOST : 0.0f;
         out->sums[row * groups + g] = total;
     }
 }

@@ -73,6 +73,33 @@ def test_a_product_is_its_twin_to_the_bit(
     assert (np.abs(y - exact) <= step * np.abs(values).sum(1) + 1e-5 * np.abs(exact) + 1e-5).all()
 
 
+def test_what_is_no_number_counts_as_its_groups_greatest_and_harms_no_other_row(
+    isa: str, library: tuple[Any, Any]
+) -> None:
+    """Or an infinity of a damaged file would be another integer on another processor."""
+    ffi, lib = library
+    blocks = quantise(torch.randn(16, 64, generator=torch.Generator().manual_seed(1)), 4, 32, False, 16)
+    tensors = dict(packed.matrix("m", blocks, torch.zeros(16)))
+    x = np.random.default_rng(2).normal(0, 3, (3, 64)).astype(np.float32)
+    x[0, 3] = np.nan
+    x[1, 40] = np.inf
+    y = np.zeros((3, 16), np.float32)
+    matrix = ffi.new(
+        "board_matrix *",
+        {
+            "n": 16, "k": 64, "bits": 4, "group": 32,
+            "packed": ffi.from_buffer("uint8_t[]", tensors["m.packed"]),
+            "scales": ffi.from_buffer("uint16_t[]", tensors["m.scales"].view(np.uint16)),
+            "zeros": ffi.from_buffer("uint8_t[]", tensors["m.zeros"]),
+            "bias": ffi.from_buffer("float[]", tensors["m.bias"]),
+        },
+    )  # fmt: skip
+    lib.board_product(matrix, len(x), ffi.from_buffer("float[]", x), ffi.from_buffer("float[]", y))
+    x[0, 3] = -np.nanmax(np.abs(x[0, :32]))
+    np.testing.assert_array_equal(y[[0, 2]], product(x[[0, 2]], blocks, tensors["m.bias"]))
+    assert not np.isfinite(y[1]).any()
+
+
 @pytest.mark.parametrize("bits", (4, 8))
 def test_logits_are_those_of_the_dequantised_model(bits: int, exported: tuple[Any, Path], tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
