@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -101,7 +102,7 @@ def _stage(folder: Path) -> Path:
     """What is tested: the wheel as a board gets it, and the tests beside it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    with zipfile.ZipFile(build(BUILD / "wheel", "aarch64", GLIBC)) as wheel:
+    with tempfile.TemporaryDirectory() as work, zipfile.ZipFile(build(Path(work), "aarch64", GLIBC)) as wheel:
         wheel.extractall(folder)
     for name in (*(f"tests/{name}" for name in TESTS), "tools", "board_configs", "pyproject.toml"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
