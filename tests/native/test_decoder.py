@@ -23,7 +23,7 @@ import torch
 from tests.native.twin import product
 from tests.tools import tiny_models
 from tools.export import packed, sources, write
-from tools.export.quantise import dequantise, quantise
+from tools.export.quantise import Blocks, dequantise, quantise
 from tools.export.quantised import Options, quantise_model
 
 PROMPT = [1, 30, 99, 7, 205, 44, 18]
@@ -38,13 +38,30 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return source, where / "out"
 
 
+def multiplied(library: tuple[Any, Any], blocks: Blocks, tensors: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+    """The library's product of x [rows, k] with the matrix "m" of `tensors`, float32 [rows, n]."""
+    ffi, lib = library
+    matrix = ffi.new(
+        "board_matrix *",
+        {
+            "n": blocks.n, "k": blocks.k, "bits": blocks.bits, "group": blocks.group,
+            "packed": ffi.from_buffer("uint8_t[]", tensors["m.packed"]),
+            "scales": ffi.from_buffer("uint16_t[]", tensors["m.scales"].view(np.uint16)),
+            "zeros": ffi.from_buffer("uint8_t[]", tensors["m.zeros"]),
+            "bias": ffi.from_buffer("float[]", tensors["m.bias"]),
+        },
+    )  # fmt: skip
+    y = np.full((len(x), blocks.n), np.nan, np.float32)
+    lib.board_product(matrix, len(x), ffi.from_buffer("float[]", x), ffi.from_buffer("float[]", y))
+    return y
+
+
 @pytest.mark.parametrize("bits", (4, 8))
 @pytest.mark.parametrize("group", (32, 64, 128))
 @pytest.mark.parametrize("symmetric", (True, False))
 def test_a_product_is_its_twin_to_the_bit(
     isa: str, library: tuple[Any, Any], bits: int, group: int, symmetric: bool
 ) -> None:
-    ffi, lib = library
     generator = torch.Generator().manual_seed(bits * group)
     weight = torch.randn(48, 256, generator=generator)
     weight[:, 5] *= 30  # a channel that stands out
@@ -54,18 +71,7 @@ def test_a_product_is_its_twin_to_the_bit(
     x[4] *= 1e-20
     x[5, 17] = 1e6
     tensors = dict(packed.matrix("m", blocks, torch.randn(48, generator=generator)))
-    y = np.full((11, 48), np.nan, np.float32)
-    matrix = ffi.new(
-        "board_matrix *",
-        {
-            "n": 48, "k": 256, "bits": bits, "group": group,
-            "packed": ffi.from_buffer("uint8_t[]", tensors["m.packed"]),
-            "scales": ffi.from_buffer("uint16_t[]", tensors["m.scales"].view(np.uint16)),
-            "zeros": ffi.from_buffer("uint8_t[]", tensors["m.zeros"]),
-            "bias": ffi.from_buffer("float[]", tensors["m.bias"]),
-        },
-    )  # fmt: skip
-    lib.board_product(matrix, len(x), ffi.from_buffer("float[]", x), ffi.from_buffer("float[]", y))
+    y = multiplied(library, blocks, tensors, x)
     np.testing.assert_array_equal(y, product(x, blocks, tensors["m.bias"]))
     values = dequantise(blocks).double().numpy()
     exact = x.astype(np.float64) @ values.T + tensors["m.bias"]
@@ -77,24 +83,12 @@ def test_what_is_no_number_counts_as_its_groups_greatest_and_harms_no_other_row(
     isa: str, library: tuple[Any, Any]
 ) -> None:
     """Or an infinity of a damaged file would be another integer on another processor."""
-    ffi, lib = library
     blocks = quantise(torch.randn(16, 64, generator=torch.Generator().manual_seed(1)), 4, 32, False, 16)
     tensors = dict(packed.matrix("m", blocks, torch.zeros(16)))
     x = np.random.default_rng(2).normal(0, 3, (3, 64)).astype(np.float32)
     x[0, 3] = np.nan
     x[1, 40] = np.inf
-    y = np.zeros((3, 16), np.float32)
-    matrix = ffi.new(
-        "board_matrix *",
-        {
-            "n": 16, "k": 64, "bits": 4, "group": 32,
-            "packed": ffi.from_buffer("uint8_t[]", tensors["m.packed"]),
-            "scales": ffi.from_buffer("uint16_t[]", tensors["m.scales"].view(np.uint16)),
-            "zeros": ffi.from_buffer("uint8_t[]", tensors["m.zeros"]),
-            "bias": ffi.from_buffer("float[]", tensors["m.bias"]),
-        },
-    )  # fmt: skip
-    lib.board_product(matrix, len(x), ffi.from_buffer("float[]", x), ffi.from_buffer("float[]", y))
+    y = multiplied(library, blocks, tensors, x)
     x[0, 3] = -np.nanmax(np.abs(x[0, :32]))
     np.testing.assert_array_equal(y[[0, 2]], product(x[[0, 2]], blocks, tensors["m.bias"]))
     assert not np.isfinite(y[1]).any()

@@ -41,9 +41,7 @@ class Product(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         x, scales, steps = context.saved_tensors
-        of_weight = functional.pad(gradient.T @ x, (0, steps.shape[1] * steps.shape[2] - x.shape[1]))
-        of_scales = of_weight.view(steps.shape).mul_(steps).sum(2)
-        return gradient @ _dense(scales, steps, x.shape[1]), of_scales, None
+        return gradient @ _dense(scales, steps, x.shape[1]), _by_scales(gradient.T @ x, steps), None
 
 
 class Learner:
@@ -69,9 +67,7 @@ class Learner:
 
     def learn_head(self, gradient: torch.Tensor) -> None:
         """gradient: of the loss, by the head [vocab, hidden]; it is used up."""
-        steps = self.steps[HEAD]
-        padded = functional.pad(gradient, (0, steps.shape[1] * steps.shape[2] - gradient.shape[1]))
-        self.factors[HEAD].grad = padded.view(steps.shape).mul_(steps).sum(2).mul_(self.values[HEAD])
+        self.factors[HEAD].grad = _by_scales(gradient, self.steps[HEAD]).mul_(self.values[HEAD])
 
     def hidden(self, texts: Sequence[torch.Tensor]) -> torch.Tensor:
         """What the head multiplies, [tokens of all texts, hidden]."""
@@ -201,3 +197,9 @@ def _batches(lengths: Sequence[int], seed: int) -> list[list[int]]:
 
 def _dense(scales: torch.Tensor, steps: torch.Tensor, k: int) -> torch.Tensor:
     return (steps * scales[:, :, None]).flatten(1)[:, :k]
+
+
+def _by_scales(gradient: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+    """The gradient by a matrix's scales [n, groups], of that by the matrix [n, k], which is used up."""
+    padded = functional.pad(gradient, (0, steps.shape[1] * steps.shape[2] - gradient.shape[1]))
+    return padded.view(steps.shape).mul_(steps).sum(2)
