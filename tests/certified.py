@@ -21,7 +21,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from edge.cli import main as edge_cli
 from link.config import BrokerConfig, TlsConfig
 from tests.link.ends import End, until
-from tools.broker import find_mosquitto, free_port
+from tools.broker import end_process, find_mosquitto, free_port
 from tools.provision.__main__ import main as provision_cli
 
 DEVICE, NEIGHBOUR, STRANGER = "acme.kitchen", "acme.hall", "umbrella.lab"
@@ -91,8 +91,7 @@ class CertifiedFleet:
 
     def stop(self) -> None:
         assert self.process is not None
-        self.process.terminate()
-        self.process.wait()
+        end_process(self.process)
 
     def kill(self) -> None:
         """End it without a goodbye, as a crash would."""

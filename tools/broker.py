@@ -15,6 +15,7 @@ from datetime import datetime, timedelta, timezone
 from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from protocol.errors import OutriderError
 
@@ -163,13 +164,7 @@ class Broker:
 
     def stop(self) -> None:
         """End it and remove its files. Safe to call twice."""
-        if self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(3.0)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        end_process(self._process)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Broker:
@@ -195,6 +190,22 @@ def _check_free(port: int) -> None:
         except OSError as error:
             where = f"broker on port {port}"
             raise OutriderError(f"cannot listen: {error.strerror}", where=where, remedy="Choose another.") from None
+
+
+def end_process(process: subprocess.Popen[Any]) -> None:
+    """End a broker with SIGTERM, and with SIGKILL if it does not heed that for three seconds.
+
+    mosquitto listens a moment before it heeds signals, and what comes between is lost: so it is told again.
+    """
+    for _ in range(6):
+        process.terminate()
+        try:
+            process.wait(0.5)
+            return
+        except subprocess.TimeoutExpired:
+            continue
+    process.kill()
+    process.wait()
 
 
 def free_port() -> int:

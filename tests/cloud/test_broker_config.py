@@ -20,7 +20,7 @@ from link.outbox import NOT_AUTHORIZED
 from protocol import topics
 from protocol.errors import LinkError
 from tests.link.ends import End, until
-from tools.broker import find_mosquitto, free_port
+from tools.broker import end_process, find_mosquitto, free_port
 from tools.models import ROOT
 
 SHIPPED = ROOT / "cloud" / "mosquitto"
@@ -63,8 +63,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         assert process.poll() is None, process.stderr and process.stderr.read()
         yield at
     finally:
-        process.terminate()
-        process.wait()
+        end_process(process)
 
 
 def _listens(port: int) -> bool:

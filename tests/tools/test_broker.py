@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import queue
+import signal
 import socket
 import ssl
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,7 +23,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from protocol.errors import OutriderError
-from tools.broker import KINDS, LACKS, Broker, available, free_port
+from tools.broker import KINDS, LACKS, Broker, available, end_process, free_port
 
 LIMIT_S = 5.0
 
@@ -329,6 +332,24 @@ def test_stop_frees_the_port() -> None:
         broker.stop()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), timeout=1)
+
+
+@pytest.mark.parametrize(("heeded", "code"), [(2, 0), (1000, -signal.SIGKILL)])
+def test_a_broker_that_misses_the_first_signal_ends_all_the_same(heeded: int, code: int) -> None:
+    """As mosquitto does when the signal comes right after it began to listen."""
+    script = (
+        "import signal, sys, time\n"
+        "got = []\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: (got.append(1), len(got) < {heeded} or sys.exit(0)))\n"
+        "print(flush=True)\n"
+        "while True: time.sleep(9)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process.stdout:
+        process.stdout.readline()
+        end_process(process)
+    assert process.returncode == code
 
 
 def test_a_kind_that_is_not_there_is_named() -> None:
