@@ -6,7 +6,7 @@ from importlib import import_module
 
 import click
 
-NAMES = ("board", "drafter", "fidelity", "law", "link", "overhead", "policy", "suffix", "verifier")
+NAMES = ("board", "drafter", "fidelity", "law", "link", "overhead", "policy", "sensitivity", "suffix", "verifier")
 
 
 class Benchmarks(click.Group):

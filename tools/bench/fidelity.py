@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -156,8 +155,7 @@ def main(
     directories = [_export(argument) for argument in exports]
     with console.status("reading"):
         source = sources.read(model or str(models.fetch(models.PAIRS[str(pair)].drafter)))
-        written = _some(corpus.read(path, "held-out"), positions)
-        _check(source, written, path)
+        written = corpus.sample(path, "held-out", positions, source.vocab_size)
         plain = windows(_encode(source, plain_path)) if plain_path else []
     schemes = [scheme for scheme in SCHEMES if scheme.name in (*(names or NAMES), NAMES[0])]
     simulated = {scheme: [Row(scheme.name, "simulated", (scheme, group))] for scheme in schemes}
@@ -226,23 +224,6 @@ def _export(argument: str) -> tuple[str, Path]:
     if not name or not (Path(directory) / manifest.MANIFEST).is_file():
         raise click.BadParameter(f"{argument!r} is not NAME=DIR of an exported drafter", param_hint="--export")
     return name, Path(directory)
-
-
-def _some(texts: Sequence[Written], positions: int | None) -> list[Written]:
-    """Whole texts until so many tokens are together, in an order that has nothing to do with their topics."""
-    mixed = sorted(texts, key=lambda one: hashlib.sha256(repr(one.prompt).encode()).digest())
-    ends = np.cumsum([len(one.text) for one in mixed])
-    return mixed[: int(np.searchsorted(ends, positions or ends[-1])) + 1]
-
-
-def _check(source: Source, written: Sequence[Written], path: Path) -> None:
-    highest = max(max(one.prompt + one.text) for one in written)
-    if highest >= source.vocab_size:
-        raise ConfigError(
-            f"id {highest} is not in the drafter's vocabulary of {source.vocab_size}",
-            where=str(path),
-            remedy="give the corpus of a target of the drafter's family",
-        )
 
 
 def _encode(source: Source, path: Path) -> list[int]:

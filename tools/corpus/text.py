@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -41,6 +42,24 @@ def read(path: Path, split: Split | None = None) -> list[Written]:
     if not found:
         raise ConfigError(f"it holds no {split or 'text'}", where=str(path), remedy="write more of it")
     return found
+
+
+def sample(path: Path, split: Split, positions: int | None, vocab_size: int) -> list[Written]:
+    """Whole texts of a split until `positions` tokens are together, all if None, in an order that has nothing to do
+    with their topics.
+
+    Raises ConfigError as `read` does, and where an id is not in the vocabulary of who shall read them.
+    """
+    texts = sorted(read(path, split), key=lambda text: hashlib.sha256(repr(text.prompt).encode()).digest())
+    ends = np.cumsum([len(text.text) for text in texts])
+    texts = texts[: int(np.searchsorted(ends, positions or ends[-1])) + 1]
+    if (highest := max(max(text.prompt + text.text) for text in texts)) >= vocab_size:
+        raise ConfigError(
+            f"id {highest} is not in the drafter's vocabulary of {vocab_size}",
+            where=str(path),
+            remedy="give the corpus of a target of the drafter's family",
+        )
+    return texts
 
 
 def resume(path: Path) -> list[Written]:
