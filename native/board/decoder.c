@@ -62,6 +62,8 @@ const kernels *board_kernels(void) {
 
 static int32_t most(int32_t a, int32_t b) { return a > b ? a : b; }
 
+static int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
+
 int32_t board_most_rows(void) { return MOST_ROWS; }
 
 /* -- what is between the products: by one thread, while the others wait ------------------------------------------------- */
@@ -175,43 +177,46 @@ static void to_next_layer(void *shared) {
 
 /* -- what all threads do ------------------------------------------------------------------------------------------------ */
 
-/* Takes `at_once` of what is left of `count`: the first of them, or count where nothing is left. */
-static int32_t take(board_decoder *d, int32_t at_once, int32_t count) {
-    const int32_t first = __atomic_fetch_add(&d->next, at_once, __ATOMIC_RELAXED);
-    return first < count ? first : count;
+typedef struct {
+    int32_t first, end;
+} span;
+
+/* What this thread does next of `count`, `at_once` of them; 0 where nothing is left. */
+static int take(board_decoder *d, int32_t count, int32_t at_once, span *part) {
+    part->first = __atomic_fetch_add(&d->next, at_once, __ATOMIC_RELAXED);
+    part->end = least(part->first + at_once, count);
+    return part->first < count;
+}
+
+static int take_panels(board_decoder *d, int32_t panels, span *part) {
+    return take(d, panels, most(1, panels / (d->threads * 8)), part);
 }
 
 static void product(board_decoder *d, const board_matrix *m, int32_t rows, float *y) {
-    const int32_t panels = m->n / PANEL, at_once = most(1, panels / (d->threads * 8));
-    for (int32_t first; (first = take(d, at_once, panels)) < panels;) {
-        const int32_t end = first + at_once < panels ? first + at_once : panels;
-        d->use->product(m, &d->fixed, rows, first, end, y, m->n);
-    }
+    for (span part; take_panels(d, m->n / PANEL, &part);)
+        d->use->product(m, &d->fixed, rows, part.first, part.end, y, m->n);
 }
 
 static void queries_keys_values(board_decoder *d, const board_layer *layer) {
-    const int32_t width = width_of_qkv(d->model), split = layer->queries.n / PANEL, panels = width / PANEL;
-    const int32_t at_once = most(1, panels / (d->threads * 8));
-    for (int32_t first; (first = take(d, at_once, panels)) < panels;) {
-        const int32_t end = first + at_once < panels ? first + at_once : panels;
-        if (first < split)
-            d->use->product(&layer->queries, &d->fixed, d->pass.rows, first, end < split ? end : split, d->y, width);
-        if (end > split)
-            d->use->product(
-                &layer->kv, &d->fixed, d->pass.rows, most(first, split) - split, end - split, d->y + layer->queries.n, width
-            );
+    const int32_t width = width_of_qkv(d->model), split = layer->queries.n / PANEL, rows = d->pass.rows;
+    for (span part; take_panels(d, width / PANEL, &part);) {
+        if (part.first < split)
+            d->use->product(&layer->queries, &d->fixed, rows, part.first, least(part.end, split), d->y, width);
+        if (part.end > split) {
+            float *y = d->y + layer->queries.n;
+            d->use->product(&layer->kv, &d->fixed, rows, most(part.first, split) - split, part.end - split, y, width);
+        }
     }
 }
 
 static void gate_and_up(board_decoder *d, const board_layer *layer) {
-    const int32_t n = layer->gate.n, panels = n / PANEL, at_once = most(1, panels / (d->threads * 8));
-    for (int32_t first; (first = take(d, at_once, panels)) < panels;) {
-        const int32_t end = first + at_once < panels ? first + at_once : panels;
-        d->use->product(&layer->gate, &d->fixed, d->pass.rows, first, end, d->y, n);
-        d->use->product(&layer->up, &d->fixed, d->pass.rows, first, end, d->up, n);
+    const int32_t n = layer->gate.n;
+    for (span part; take_panels(d, n / PANEL, &part);) {
+        d->use->product(&layer->gate, &d->fixed, d->pass.rows, part.first, part.end, d->y, n);
+        d->use->product(&layer->up, &d->fixed, d->pass.rows, part.first, part.end, d->up, n);
         for (int32_t row = 0; row < d->pass.rows; row++) {
-            const int64_t at = (int64_t)row * n + first * PANEL;
-            d->use->gated(d->y + at, d->up + at, (end - first) * PANEL);
+            const int64_t at = (int64_t)row * n + part.first * PANEL;
+            d->use->gated(d->y + at, d->up + at, (part.end - part.first) * PANEL);
         }
     }
 }
@@ -219,9 +224,8 @@ static void gate_and_up(board_decoder *d, const board_layer *layer) {
 static void attend(board_decoder *d, int32_t thread) {
     const board_model *m = d->model;
     const pass *p = &d->pass;
-    const int32_t count = p->rows * m->heads;
-    for (int32_t i; (i = take(d, 1, count)) < count;) {
-        const int32_t row = i / m->heads, head = i % m->heads;
+    for (span part; take(d, p->rows * m->heads, 1, &part);) {
+        const int32_t row = part.first / m->heads, head = part.first % m->heads;
         const int32_t total = p->seen ? p->start + p->rows : p->start + row + 1;
         d->use->attend(
             &d->cache[d->layer], head / (m->heads / m->kv_heads), d->y + (int64_t)row * width_of_qkv(m) + head * m->head_dim,
