@@ -215,7 +215,10 @@ def test_gradients_of_the_loss_are_those_of_its_formula(model: Path) -> None:
     hidden = torch.randn(19, source.config.hidden_size, requires_grad=True)
     taught, exact = torch.randn(19, source.config.hidden_size), torch.randn_like(learner.head())
 
-    by_hidden, by_head = tune._gradients(hidden.detach(), taught, texts, written, learner.head(), exact)
+    by_hidden, by_head = tune._gradients(
+        hidden.detach(), taught, texts, written, learner.head(), exact, learns_head=True
+    )
+    assert by_head is not None
     learner.learn_head(by_head)
 
     factor = torch.ones_like(learner.values[HEAD], requires_grad=True)

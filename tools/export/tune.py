@@ -141,10 +141,13 @@ def tune(
         for group in optimiser.param_groups:
             group["lr"] = RATE * min(1.0, (step + 1) / 4) * (1 - step / len(batches))
         taught, hidden = teacher.hidden(batches[step]), learner.hidden(texts)
-        by_hidden, by_head = _gradients(hidden.detach(), taught, texts, written, learner.head(), teacher.head)
+        heads = learner.head(), teacher.head
+        by_hidden, by_head = _gradients(
+            hidden.detach(), taught, texts, written, *heads, learns_head=learner.learns_head
+        )
         optimiser.zero_grad()
         hidden.backward(by_hidden)
-        if learner.learns_head:
+        if by_head is not None:
             learner.learn_head(by_head)
         optimiser.step()
         if (step + 1) % SAVE_EVERY == 0 or step + 1 == len(batches):
@@ -164,23 +167,26 @@ def _gradients(
     written: Sequence[int],
     matrix: torch.Tensor,
     exact: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the loss, by hidden states [tokens, hidden] and by the head. Rows whose next token is of a prompt, or unknown,
-    do not count.
+    *,
+    learns_head: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Of the loss, by hidden states [tokens, hidden] and by the head if it is learned. Rows whose next token is of a
+    prompt, or unknown, do not count.
 
     matrix, exact: the heads [vocab, hidden] of the model that learns and of the one that teaches.
     """
     ids = torch.cat(list(texts))
     ends = np.cumsum([len(text) for text in texts]).tolist()
     rows = torch.cat([torch.arange(end - count - 1, end - 1) for end, count in zip(ends, written, strict=True)])
-    by_hidden, by_head = torch.zeros_like(hidden), torch.zeros_like(matrix)
+    by_hidden, by_head = torch.zeros_like(hidden), torch.zeros_like(matrix) if learns_head else None
     for part in rows.split(ROWS):
         error = (hidden[part] @ matrix.T).softmax(-1)
         error -= (1 - WRITTEN) * (taught[part] @ exact.T).softmax(-1)
         error[torch.arange(len(part)), ids[part + 1]] -= WRITTEN
         error /= len(rows)
         by_hidden[part] = error @ matrix
-        by_head.addmm_(error.T, hidden[part])
+        if by_head is not None:
+            by_head.addmm_(error.T, hidden[part])
     return by_hidden, by_head
 
 
