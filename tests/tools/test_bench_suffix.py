@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from math import inf
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from tools import traces
 from tools.bench import suffix
-from tools.bench.suffix import cell, guesses, lookup, main, rounds
+from tools.bench.suffix import cell, guesses, lookup, main, rounds, speed
 from tools.traces import Trace
 from tools.twin.replay import Script
 
@@ -19,19 +20,23 @@ OTHERS = [Script.recorded(trace) for trace in traces.load()]
 
 
 @pytest.mark.parametrize(("board", "patience_s"), [("pi5", inf), ("orin-nano", 0.0)])
-def test_code_to_change_is_written_in_fewer_steps_and_everything_else_as_fast(board, patience_s, monkeypatch):
-    monkeypatch.setattr(suffix, "TURNS", 3)
-    code, others = (cell(scripts, board, 50, patience_s, "auto") for scripts in (CODE, OTHERS))
+def test_code_to_change_is_written_in_fewer_steps_and_everything_else_as_fast(board, patience_s):
+    code, others = (cell(scripts, board, 50, patience_s, "auto", 3) for scripts in (CODE, OTHERS))
     assert code["accepted"] >= 1.10 and code["speed"] >= 1.0
     assert others["speed"] >= 0.99
 
 
 @pytest.mark.parametrize("patience_s", [0.0, inf])
-def test_a_copy_in_which_a_variable_is_renamed_is_as_fast_as_the_model_alone_far_from_the_verifier(
-    patience_s, monkeypatch
-):
-    monkeypatch.setattr(suffix, "TURNS", 6)
-    assert cell(CODE[:1], "agx", 150, patience_s, "auto")["worst_text"] >= 0.99
+def test_a_copy_in_which_a_variable_is_renamed_is_as_fast_as_the_model_alone_far_from_the_verifier(patience_s):
+    assert cell(CODE[:1], "agx", 150, patience_s, "auto")["worst_text"]["speed"] >= 0.99
+
+
+def test_a_text_s_speed_has_the_bound_of_the_pairs_that_it_was_measured_in():
+    before, now = np.array([10.0, 12.0, 11.0]), np.array([5.0, 6.0, 5.5])
+    assert speed(before, now) == (2.0, 0.0)
+    ratio, bound = speed(before, now + np.array([0.5, -0.5, 0.0]))
+    assert ratio == 2.0 and bound == pytest.approx(1.96 / 5.5 / 3**0.5, rel=1e-3)
+    assert speed(before[:1], now[:1]) == (2.0, None)
 
 
 def test_prompt_lookup_guesses_what_followed_the_same_ids():
@@ -54,9 +59,8 @@ def test_it_guesses_as_well_as_prompt_lookup_with_fewer_guesses():
 
 
 def test_the_command_prints_one_record(monkeypatch):
-    monkeypatch.setattr(suffix, "TURNS", 1)
     monkeypatch.setattr(suffix, "RTTS_MS", (50,))
-    ran = CliRunner().invoke(main, ["--traces", str(traces.RECORDED_CODE), "--board", "pi5"])
+    ran = CliRunner().invoke(main, ["--traces", str(traces.RECORDED_CODE), "--board", "pi5", "--phases", "1"])
     assert ran.exit_code == 0, ran.output
     record = json.loads(ran.stdout)
     (found,) = record["texts"].values()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-BOUND = 1.959964  # standard errors: 95 % of a normal distribution, two-sided
+from tools.bench.record import BOUND
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+BOUND = 1.959964  # standard errors: 95 % of a normal distribution, two-sided
+
 
 def machine() -> dict[str, object]:
     """The processor, its cores that this process may use, memory and the versions that decide speed."""

@@ -7,6 +7,7 @@ and what followed them there is guessed), on the same texts.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from itertools import product
 from math import inf
@@ -14,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
+from numpy.typing import NDArray
 from rich.progress import track
 
 from edge.config import DraftingConfig
 from edge.drafters.recall import Recall, RecallOdds
 from tools import traces
 from tools.arrivals import mean_gap_ms
-from tools.bench.record import machine
+from tools.bench.record import BOUND, machine
 from tools.boards import BOARDS
 from tools.traces import Trace
 from tools.twin.fleet import Result, Scene, simulate
@@ -32,8 +35,7 @@ LOOKUP_IDS = 3  # that prompt lookup matches at most
 STEP_S = 0.060
 PREFILL_ROW_S = 1 / 20_000
 RTTS_MS = (50, 150)
-TURNS = 6  # in phases spread over a step: where a text's misses fall in it decides more than a drafter does
-PHASE_S = STEP_S / TURNS
+PHASES = 6  # spread over a step: where a text's misses fall in it decides more than a drafter does
 HOWS = ("off", "mixed", "alone")
 
 Guess = Callable[[Sequence[int]], list[int]]
@@ -93,9 +95,9 @@ def guesses(recorded: Sequence[Trace]) -> dict[str, dict[str, float]]:
 
 
 def play(
-    scripts: Sequence[Script], board: str, rtt_ms: float, patience_s: float, how: str, policy: str
+    scripts: Sequence[Script], board: str, rtt_ms: float, patience_s: float, how: str, policy: str, phases: int
 ) -> list[Result]:
-    """All texts one after another on one device, TURNS times."""
+    """All texts one after another on one device, in each of so many phases of step and round trip."""
     return [
         simulate(
             Scene(
@@ -104,44 +106,57 @@ def play(
                 time=StepTime(STEP_S, prefill_row_s=PREFILL_ROW_S),
                 drafting=DraftingConfig(policy=policy),  # type: ignore[arg-type]
                 patience_s=patience_s,
-                rtt_s=rtt_ms / 1e3 + turn * PHASE_S,
-                seed=turn,
+                rtt_s=rtt_ms / 1e3 + phase * STEP_S / phases,
+                seed=phase,
                 suffix=how,  # type: ignore[arg-type]
             )
         )
-        for turn in range(TURNS)
+        for phase in range(phases)
     ]
 
 
-def cell(scripts: Sequence[Script], board: str, rtt_ms: float, patience_s: float, policy: str) -> dict[str, Any]:
-    """The three ways beside each other. speed, tokens_per_round: of the mixed drafter over the model alone; worst_text:
-    the least speed of a text, over all turns.
+def cell(
+    scripts: Sequence[Script], board: str, rtt_ms: float, patience_s: float, policy: str, phases: int = PHASES
+) -> dict[str, Any]:
+    """The three ways beside each other. speed, accepted: of the mixed drafter over the model alone; worst_text: of
+    the text of least speed, over all phases.
     """
-    by_how = {how: play(scripts, board, rtt_ms, patience_s, how, policy) for how in HOWS}
+    by_how = {how: play(scripts, board, rtt_ms, patience_s, how, policy, phases) for how in HOWS}
     row: dict[str, Any] = {"board": board, "policy": policy, "rtt_ms": rtt_ms}
     row["patience_s"] = "inf" if patience_s == inf else patience_s
-    means: dict[str, list[float]] = {}
+    gaps_ms: dict[str, NDArray[np.float64]] = {}  # [phases, texts]
     for how, played in by_how.items():
         found = [figures(one) for one in played]
-        steps = sum(one["cloud_steps_per_token"] for one in found) / TURNS
-        itl_ms = sum(one["itl_ms_mean"] for one in found) / TURNS
+        steps = sum(one["cloud_steps_per_token"] for one in found) / phases
+        itl_ms = sum(one["itl_ms_mean"] for one in found) / phases
         row[how] = {
             "tokens_per_s": round(1e3 / itl_ms, 2),
             "tokens_per_round": round(1 / steps, 3),
-            "board_rows_per_token": round(sum(one["board_rows_per_token"] for one in found) / TURNS, 2),
-            "bytes_per_token": round(sum(one["bytes_per_token"] for one in found) / TURNS, 1),
+            "board_rows_per_token": round(sum(one["board_rows_per_token"] for one in found) / phases, 2),
+            "bytes_per_token": round(sum(one["bytes_per_token"] for one in found) / phases, 1),
         }
-        texts = zip(*([mean_gap_ms(story.arrivals) for story in one.stories[0]] for one in played), strict=True)
-        means[how] = [sum(one) / TURNS for one in texts]
+        gaps_ms[how] = np.array([[mean_gap_ms(story.arrivals) for story in one.stories[0]] for one in played])
     for name, key in (("speed", "tokens_per_s"), ("accepted", "tokens_per_round")):
         row[name] = round(row["mixed"][key] / row["off"][key], 4)
-    row["worst_text"] = round(min(off / on for off, on in zip(means["off"], means["mixed"], strict=True)), 4)
+    worst, bound = min(map(speed, gaps_ms["off"].T, gaps_ms["mixed"].T), key=lambda one: one[0])
+    row["worst_text"] = {"speed": round(worst, 4), "bound_95": None if bound is None else round(bound, 4)}
     return row
 
 
-def measure(files: Sequence[Path], boards: Sequence[str], policies: Sequence[str]) -> dict[str, Any]:
+def speed(before: NDArray[np.float64], now: NDArray[np.float64]) -> tuple[float, float | None]:
+    """How many times as fast a text is whose tokens came so many ms apart in each phase [phases], and the half-width of
+    the 95 % interval of that ratio of means of pairs, None where one phase is all there is.
+    """
+    ratio = float(before.mean() / now.mean())
+    if before.size == 1:
+        return ratio, None
+    return ratio, BOUND * float((before - ratio * now).std(ddof=1) / now.mean()) / math.sqrt(before.size)
+
+
+def measure(files: Sequence[Path], boards: Sequence[str], policies: Sequence[str], phases: int) -> dict[str, Any]:
     """Everything, by the name of each trace file. Raises ConfigError for traces without the prompts' ids."""
-    record: dict[str, Any] = {"benchmark": "suffix", "machine": machine(), "step_ms": 1e3 * STEP_S, "texts": {}}
+    record: dict[str, Any] = {"benchmark": "suffix", "machine": machine(), "step_ms": 1e3 * STEP_S, "phases": phases}
+    record["texts"] = {}
     for file in files:
         recorded = traces.load(file)
         scripts = [Script.recorded(trace) for trace in recorded]
@@ -150,7 +165,7 @@ def measure(files: Sequence[Path], boards: Sequence[str], policies: Sequence[str
             "acceptance": [round(trace.acceptance, 3) for trace in recorded],
             "guesses": guesses(recorded),
             "cells": [
-                cell(scripts, board, rtt_ms, patience_s, policy)
+                cell(scripts, board, rtt_ms, patience_s, policy, phases)
                 for board, policy, patience_s, rtt_ms in track(cells, file.stem, transient=True)
             ],
         }
@@ -161,7 +176,8 @@ def measure(files: Sequence[Path], boards: Sequence[str], policies: Sequence[str
 @click.option("--traces", "files", type=click.Path(path_type=Path), multiple=True, help="With ids of their prompts.")
 @click.option("--board", "boards", type=click.Choice(sorted(BOARDS)), multiple=True, help="Repeatable; all if absent.")
 @click.option("--policy", "policies", type=click.Choice(["auto", "chain", "tree"]), multiple=True, default=["auto"])
-def main(files: tuple[Path, ...], boards: tuple[str, ...], policies: tuple[str, ...]) -> None:
+@click.option("--phases", type=click.IntRange(1), default=PHASES, show_default=True, help="Of step and round trip.")
+def main(files: tuple[Path, ...], boards: tuple[str, ...], policies: tuple[str, ...], phases: int) -> None:
     """What guessing from what was written before brings, alone and beside the model; one JSON record."""
     chosen = files or (traces.RECORDED_CODE, traces.RECORDED)
-    click.echo(json.dumps(measure(chosen, boards or sorted(BOARDS), policies)))
+    click.echo(json.dumps(measure(chosen, boards or sorted(BOARDS), policies, phases)))
