@@ -21,6 +21,7 @@ from edge.drafters import manifest
 from protocol.errors import OutriderError
 from tests.arm import golden
 from tools import models
+from tools.exits import reported
 from tools.flash.wheels import build
 from tools.models import ROOT
 
@@ -76,14 +77,11 @@ def main(userland: Path | None, no_models: bool) -> None:
     if userland is None or not userland.is_file():
         click.echo(f"arm: skipped, there is no script that makes an aarch64 userland ({userland or 'ARM64_USERLAND'})")
         return
-    try:
+    with reported("arm"):
         python = _userland(userland)
         stage = _stage(BUILD / "stage")
         drafters = None if no_models else _drafters(BUILD / "drafters")
         golden.write(stage, drafters and drafters / "native", TOKENS)
-    except (OutriderError, subprocess.CalledProcessError) as error:
-        click.echo(f"arm: {error}", err=True)
-        sys.exit(1)
     with ThreadPoolExecutor(os.cpu_count()) as workers:
         running = [workers.submit(_run, job, python, stage, drafters) for job in JOBS]
         passed = [job.result() for job in as_completed(running)]
@@ -91,10 +89,12 @@ def main(userland: Path | None, no_models: bool) -> None:
 
 
 def _userland(script: Path) -> Path:
-    """Its Python. One is kept for each list of wheels."""
+    """Its Python. One is kept for each list of wheels. Raises OutriderError."""
     folder = BUILD / f"userland-{hashlib.sha256(WHEELS.encode()).hexdigest()[:8]}"
     folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["bash", str(script), str(folder), *WHEELS.split()], check=True)  # what is there already it leaves
+    command = ["bash", str(script), str(folder), *WHEELS.split()]  # what is there already it leaves
+    if code := subprocess.run(command).returncode:
+        raise OutriderError(f"ended with {code}", where=str(script))
     return folder / "armpy"
 
 

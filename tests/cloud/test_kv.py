@@ -18,12 +18,21 @@ from cloud.engines.numerics import Numerics  # noqa: E402
 from cloud.engines.torch_engine import TorchEngine, load  # noqa: E402
 from protocol.errors import ModelError  # noqa: E402
 from protocol.sampling import Sampling  # noqa: E402
-from tests.cloud.tiny_target import GREEDY, POISON, SAMPLED, VOCAB, decode, no_draft, prefill, prompts  # noqa: E402
+from tests.cloud.tiny_target import (  # noqa: E402
+    BLOCK,
+    BLOCK_BYTES,
+    GREEDY,
+    POISON,
+    SAMPLED,
+    VOCAB,
+    decode,
+    no_draft,
+    prefill,
+    prompts,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-BLOCK = 32  # tokens, of the tiny targets
-BLOCK_BYTES = BLOCK * 2 * 2 * 2 * 16 * 4  # layers, keys and values, key heads, head size, bytes
 EXACT = Numerics(mode="exact")
 
 

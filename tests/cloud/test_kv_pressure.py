@@ -22,8 +22,7 @@ from cloud.engines.model import Forward, load_model  # noqa: E402
 from cloud.engines.numerics import Numerics  # noqa: E402
 from cloud.engines.torch_engine import TorchEngine, load  # noqa: E402
 from protocol.sampling import Sampling  # noqa: E402
-from tests.cloud.test_kv import BLOCK_BYTES  # noqa: E402
-from tests.cloud.tiny_target import VOCAB, decode, no_draft, prompts  # noqa: E402
+from tests.cloud.tiny_target import BLOCK_BYTES, VOCAB, decode, no_draft, prompts  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

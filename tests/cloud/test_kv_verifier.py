@@ -19,11 +19,11 @@ from protocol import topics  # noqa: E402
 from protocol.messages import Close, Commit, Error, Open, Opened, Resync, encode  # noqa: E402
 from protocol.sampling import Sampling  # noqa: E402
 from protocol.text import Ids, owner_hash, prefix_hashes  # noqa: E402
-from tests.cloud.test_kv import BLOCK_BYTES, EXACT  # noqa: E402
-from tests.cloud.tiny_target import decode, no_draft, prompts  # noqa: E402
+from tests.cloud.tiny_target import BLOCK_BYTES, decode, no_draft, prompts  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+EXACT = Numerics(mode="exact")
 TOKENS = 24
 DRAFT_ROWS = 4
 

@@ -8,8 +8,7 @@ import pytest
 from protocol import noise
 from protocol.errors import SamplingError
 from protocol.sampling import Sampling, choose
-from tests.protocol.test_noise import HARD_WORDS, KNOWN_ANSWERS
-from tests.protocol.test_sampling import KINDS, make_logits, make_sampling
+from tests.protocol.draws import HARD_WORDS, KINDS, KNOWN_ANSWERS, make_logits, make_sampling
 
 torch = pytest.importorskip("torch")
 

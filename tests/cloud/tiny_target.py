@@ -19,6 +19,8 @@ from protocol.sampling import Sampling
 
 VOCAB = 500  # of the tokenizer; the model's own is wider
 POISON = 499  # its embedding is not a number
+BLOCK = 32  # tokens of the KV cache
+BLOCK_BYTES = BLOCK * 2 * 2 * 2 * 16 * 4  # layers, keys and values, key heads, head size, bytes
 
 GREEDY = Sampling()
 SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=7)

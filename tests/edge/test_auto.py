@@ -10,7 +10,7 @@ from edge.auto import MOST_ROWS, PROBE, AutoPolicy
 from edge.calibration import EVIDENCE, Calibration
 from edge.drafters.base import Candidate
 from edge.window import Window
-from tests.edge.test_policy import UNSURE, commit, depth, evaluate, passes, window
+from tests.edge.passes import UNSURE, commit, depth, evaluate, passes, window
 
 PASS_S = 0.010
 

@@ -19,7 +19,8 @@ from edge.drafters import golden, manifest
 from edge.drafters.base import Candidate
 from edge.drafters.manifest import Golden
 from tests.edge.boardfiles import MODES, NANO, PI5, BoardFiles
-from tests.edge.test_clock import NOW, certificate
+from tests.edge.certificates import NOW, certificate
+from tests.edge.checking import config, found
 from tests.toys import ToyDrafter
 from tools.broker import Broker, free_port
 
@@ -31,23 +32,8 @@ def files(tmp_path) -> BoardFiles:
     return BoardFiles(tmp_path / "root").write("proc/meminfo", ROOMY)
 
 
-def config(folder: Path, *, drafter: str = "/nowhere", board: str = "", broker: str = "") -> Path:
-    path = folder / "edge.toml"
-    port = "" if "port" in broker else f"port = {free_port()}\n"
-    path.write_text(
-        f'[device]\nname = "acme.board-1"\nstate = "{folder}/state"\n[board]\n{board}\n'
-        f'[drafter]\nmodel = "{drafter}"\nthreads = 1\n[broker]\n{port}{broker}\n'
-    )
-    return path
-
-
 def checked(path: Path, files: BoardFiles, *, now: datetime | None = None, wait_s: float = 0.1) -> Report:
     return run_checks(path, wait_s, root=files.root, now=now)
-
-
-def found(report: Report, name: str) -> edge.checks.Finding:
-    (finding,) = [finding for finding in report.findings if finding.name == name]
-    return finding
 
 
 def test_all_that_can_be_looked_at_is_even_where_much_fails(tmp_path, files):

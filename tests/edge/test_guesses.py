@@ -6,7 +6,7 @@ import pytest
 
 from edge.drafters.base import Candidate
 from edge.guesses import revalue
-from tests.edge.test_policy import window
+from tests.edge.passes import window
 
 
 def test_what_is_behind_a_guess_is_worth_more_or_less_with_it():

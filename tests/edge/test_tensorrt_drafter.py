@@ -26,7 +26,7 @@ from edge.systemd import Notifier
 from protocol.errors import ModelError
 from tests.edge import played_gpu
 from tests.edge.boardfiles import BoardFiles
-from tests.edge.test_checks import config, found
+from tests.edge.checking import config, found
 from tests.tools import tiny_models
 from tools.export import sources, write
 

@@ -14,10 +14,10 @@ import httpx
 from edge.drafters import manifest
 from edge.journal import Journal
 from edge.text import Text
+from tests.commands import CommandFleet
 from tests.faults.lines import Line, Lines
 from tests.faults.recoverable import BY_NAME
 from tests.faults.trial import Costs
-from tests.integration.test_processes import Fleet
 from tools.broker import Broker
 
 SAMPLINGS: tuple[dict[str, float], ...] = ({}, {"temperature": 0.8, "top_p": 0.95, "seed": 5})
@@ -30,7 +30,7 @@ NAMES = ("link cut", "broker killed", "verifier killed", "edge killed")
 class Reading:
     """An application that reads one answer. times: of its pieces."""
 
-    def __init__(self, fleet: Fleet, sampling: dict[str, float]) -> None:
+    def __init__(self, fleet: CommandFleet, sampling: dict[str, float]) -> None:
         self.times: list[float] = []
         self.pieces: list[str] = []
         self.broke_off = False
@@ -38,7 +38,7 @@ class Reading:
         self._thread.start()
         fleet.until(lambda: len(self.times) >= BEGUN, LIMIT_S)
 
-    def _read(self, fleet: Fleet, sampling: dict[str, float]) -> None:
+    def _read(self, fleet: CommandFleet, sampling: dict[str, float]) -> None:
         try:
             for piece in fleet.ask(**sampling):
                 self.pieces.append(piece)
@@ -51,7 +51,7 @@ class Reading:
         return "".join(self.pieces)
 
 
-class RealFleet(Fleet):
+class RealFleet(CommandFleet):
     """With the board on a line that can be cut."""
 
     def __init__(self, folder: Path, drafter: Path, target: Path) -> None:

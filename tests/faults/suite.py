@@ -13,6 +13,7 @@ from tests.faults.cable import pull
 from tests.faults.fleet import Fleet
 from tests.faults.hostile import certificate_expired, device_that_floods, foreign_tenant
 from tests.faults.named import Named, Scenario, disk_full, one_identity_twice
+from tests.faults.real import play
 from tests.faults.recoverable import FAULTS
 from tests.faults.soak import FLAT_MIB_H, Soak
 from tests.faults.trial import Costs, settle, strike, strike_together
@@ -48,8 +49,6 @@ def run(seed: int, tell: Tell, *, quick: bool) -> dict[str, Any]:
     _tell_all({pulled.name: pulled}, tell)
     wrong, num_texts = wrong + wrong_pulled, num_texts + num_pulled
     if not quick:
-        from tests.faults.real import play  # it loads torch
-
         with tempfile.TemporaryDirectory(prefix="outrider-faults-") as folder:
             real, wrong_real, num_real = play(*prepare("smollm2"), Path(folder), tell)
         costs |= {one.name: one for one in real}

@@ -20,8 +20,8 @@ from edge.drafters import manifest
 from edge.text import Text
 from link.config import BrokerConfig
 from protocol.sampling import Sampling
+from tests.commands import NUM_TOKENS, PROMPT, CommandFleet
 from tests.edge.https import Server
-from tests.integration.test_processes import NUM_TOKENS, PROMPT, Fleet
 from tools.broker import available
 from tools.demo.reference import decode_alone
 from tools.release.fleet import device_states
@@ -71,7 +71,7 @@ def alone(drafter: Path, target: Path) -> str:
 def test_a_model_is_replaced_and_a_worse_one_is_rolled_back_under_real_sessions(smollm2, tmp_path):
     drafter, target = smollm2
     (tmp_path / "tls").mkdir()
-    fleet = Fleet(tmp_path, drafter, target)
+    fleet = CommandFleet(tmp_path, drafter, target)
     with Server(tmp_path / "tls") as server:
         try:
             operator = tmp_path / "release.toml"
@@ -134,7 +134,7 @@ def test_a_model_is_replaced_and_a_worse_one_is_rolled_back_under_real_sessions(
             fleet.stop()
 
 
-def release(fleet: Fleet, *arguments: object) -> str:
+def release(fleet: CommandFleet, *arguments: object) -> str:
     done = fleet.run("tools.release", *map(str, arguments))
     assert done.returncode == 0, done.stderr
     return done.stdout

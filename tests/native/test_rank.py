@@ -16,8 +16,7 @@ from protocol.errors import SamplingError
 from protocol.noise import GRID, gumbel, gumbel_of
 from protocol.sampling import Sampling, choose
 from tests.native.conftest import SETS
-from tests.protocol.test_noise import HARD_WORDS
-from tests.protocol.test_sampling import KINDS, make_logits, make_sampling
+from tests.protocol.draws import HARD_WORDS, KINDS, make_logits, make_sampling
 
 VOCABULARY = 151_936
 SIZES = (1, 2, 7, 31, 32, 33, 64, 300, 1000)

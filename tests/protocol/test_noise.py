@@ -8,54 +8,7 @@ import numpy as np
 import pytest
 
 from protocol.noise import GRID, MAX_GUMBEL, MIN_GUMBEL, gumbel, gumbel_of, philox, words
-
-# Random123, tests/kat_vectors, "philox4x32 10": counter, key, result.
-KNOWN_ANSWERS = [
-    (
-        (0x00000000, 0x00000000, 0x00000000, 0x00000000),
-        (0x00000000, 0x00000000),
-        (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8),
-    ),
-    (
-        (0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF),
-        (0xFFFFFFFF, 0xFFFFFFFF),
-        (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
-    ),
-    (
-        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
-        (0xA4093822, 0x299F31D0),
-        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
-    ),
-]
-
-
-# Of all 2^32 words, those whose number lies within 2^-28 of a step from halfway between two multiples of 2^-20, with
-# the right multiple (from 200-bit arithmetic). Any logarithm good to a few last places rounds all other words right.
-HARD_WORDS = [
-    (223932905, -1135724),
-    (350594628, -963133),
-    (727912136, -601684),
-    (806807037, -539061),
-    (891825428, -474275),
-    (894112665, -472565),
-    (1071661794, -343966),
-    (1228256144, -235533),
-    (1338834621, -160719),
-    (1607850170, 18464),
-    (2089012956, 343367),
-    (2681612114, 789412),
-    (2812341756, 901121),
-    (3063156631, 1137407),
-    (3128443560, 1204964),
-    (3141284827, 1218605),
-    (3406059015, 1532495),
-    (3469944133, 1620081),
-    (3569922050, 1769932),
-    (3786648983, 2172410),
-    (3922013384, 2515186),
-    (4037578024, 2919098),
-    (4250577726, 4788852),
-]
+from tests.protocol.draws import HARD_WORDS, KNOWN_ANSWERS
 
 
 @pytest.mark.parametrize(("counter", "key", "result"), KNOWN_ANSWERS)

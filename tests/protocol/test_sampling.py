@@ -11,6 +11,7 @@ import pytest
 from protocol.errors import SamplingError, WireError
 from protocol.noise import gumbel
 from protocol.sampling import PREFIXES, Sampling, choose, rank
+from tests.protocol.draws import KINDS, make_logits, make_sampling
 
 
 def reference(logits, position, sampling):
@@ -32,40 +33,6 @@ def reference(logits, position, sampling):
     noise = gumbel(sampling.seed, position, np.arange(len(logits)))
     order.sort(key=lambda i: (-(scaled[i] + noise[i]), i))
     return [(i, mass[i] / math.fsum(mass.values())) for i in order]
-
-
-def make_logits(rng, kind, vocab):
-    """Logits [vocab] float32 of one shape of trouble."""
-    logits = rng.standard_normal(vocab) * rng.choice([0.01, 1.0, 4.0])
-    if kind == "peaked":
-        logits[rng.integers(vocab)] += 20
-    elif kind == "flat":
-        logits[:] = 1.5
-    elif kind == "tied":
-        logits = np.round(logits)
-    elif kind == "masked":
-        logits[rng.random(vocab) < 0.9] = -np.inf
-        logits[rng.integers(vocab)] = 0.0
-    elif kind == "zeros":
-        logits = np.where(rng.random(vocab) < 0.5, -0.0, 0.0)
-    elif kind == "wide":
-        logits *= 1000
-    return logits.astype(np.float32)
-
-
-KINDS = ("normal", "peaked", "flat", "tied", "masked", "zeros", "wide")
-TEMPERATURES = (0.0, 0.05, 0.3, 0.8, 1.0, 1.7, 4.0)
-TOP_KS = (0, 0, 1, 2, 5, 50, 100_000)
-TOP_PS = (1.0, 1.0, 1e-300, 0.1, 0.5, 0.95, 0.9999999, 1 - 2**-53)
-
-
-def make_sampling(rng):
-    return Sampling(
-        temperature=float(rng.choice(TEMPERATURES)),
-        top_k=int(rng.choice(TOP_KS)),
-        top_p=float(rng.choice(TOP_PS)),
-        seed=int(rng.integers(2**64, dtype=np.uint64)),
-    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
