@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from native import board
-from tests.protocol.test_noise import HARD_WORDS
+from tests.protocol.draws import HARD_WORDS
 
 pytest.importorskip("torch", reason="one of the three is torch's")
 from tests.native import sweep
