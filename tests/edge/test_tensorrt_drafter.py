@@ -28,7 +28,7 @@ from tests.edge import played_gpu
 from tests.edge.boardfiles import BoardFiles
 from tests.edge.checking import config, found
 from tests.tools import tiny_models
-from tools.export import sources, write
+from tools.export import qdq, sources, write
 
 TEXT = [(7 * i) % 250 for i in range(150)]  # more than two passes, and more slots than one step of the past
 TEGRA = (
@@ -45,7 +45,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two heads of 16: a slot of 64 bytes is then no whole number of what a GPU aligns its tensors to."""
     where = tmp_path_factory.mktemp("drafter")
     source = sources.read(str(tiny_models.directory(where / "hf", "qwen2")))
-    write.write_tensorrt(source, where / "out")
+    write.write_drafter(source, where / "out", qdq.options())
     return where / "out"
 
 

@@ -16,7 +16,7 @@ from edge.drafters.manifest import read as read_manifest
 from protocol.errors import ConfigError, ModelError
 from protocol.sampling import Sampling
 from tests.tools import tiny_models
-from tools.export import calibration_text, gptq, sources, store, tune
+from tools.export import calibration_text, gptq, qdq, sources, store, tune
 from tools.export.__main__ import main
 from tools.export.calibrate import calibrate
 from tools.export.forward import Decoder, plain
@@ -88,7 +88,11 @@ def test_forward_is_the_models(model: Path) -> None:
     torch.testing.assert_close(hidden, torch.cat(expected), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("options", [Options(embedding_bits=4, head_bits=4), Options(group=64)], ids=["4", "8"])
+@pytest.mark.parametrize(
+    "options",
+    [Options(embedding_bits=4, head_bits=4), Options(group=64), qdq.options(group=64)],
+    ids=["4", "8", "tensorrt"],
+)
 def test_calibrated_model_is_nearer_than_a_plainly_rounded_one(model: Path, options: Options, tmp_path: Path) -> None:
     source = sources.read(str(model))
     text = calibration_text.read(write_corpus(tmp_path / "c.jsonl"), source.config.vocab_size, 10_000)
@@ -102,7 +106,9 @@ def test_calibrated_model_is_nearer_than_a_plainly_rounded_one(model: Path, opti
     with torch.no_grad():
         expected = logits(source.weights)
         errors = [
-            float((logits({name: dequantise(part) for name, part in blocks.items()}) - expected).norm())
+            float(
+                (logits(source.weights | {name: dequantise(part) for name, part in blocks.items()}) - expected).norm()
+            )
             for blocks in (
                 calibrate(source.config, source.weights, options, text, tmp_path / "work"),
                 quantise_model(source.config, source.weights, options),

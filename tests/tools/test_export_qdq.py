@@ -18,7 +18,9 @@ from protocol.errors import ConfigError, ModelError
 from tests.tools import tiny_models
 from tools.export import qdq, sources, write
 from tools.export.__main__ import main
-from tools.export.quantise import Blocks, dequantise, quantise
+from tools.export.calibration_text import Corpus
+from tools.export.quantise import dequantise, quantise
+from tools.export.quantised import quantise_model
 
 IDS = [1, 77, 12, 200, 5, 31, 118, 64, 9]
 CLOSE = 4e-3  # of the largest logit: float16 keeps eleven bits of each sum that it rounds
@@ -31,7 +33,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     architecture, tied = request.param
     where = tmp_path_factory.mktemp("qdq")
     source = sources.read(str(tiny_models.directory(where / "hf", architecture, tied=tied)))
-    write.write_tensorrt(source, where / "out")
+    write.write_drafter(source, where / "out", qdq.options())
     return source, where / "out"
 
 
@@ -40,7 +42,7 @@ def reference(source: sources.Source, group: int = qdq.GROUP) -> torch.nn.Module
     source.config.tie_word_embeddings, tied = False, source.config.tie_word_embeddings
     model = AutoModelForCausalLM.from_config(source.config).eval()
     source.config.tie_word_embeddings = tied
-    blocks = qdq.quantise_model(source.config, source.weights, group)
+    blocks = quantise_model(source.config, source.weights, qdq.options(group))
     weights = dict(source.weights) | {name: dequantise(matrix) for name, matrix in blocks.items()}
     model.load_state_dict(weights)
     return model
@@ -132,9 +134,9 @@ def test_the_manifest_says_what_computes_in_what_and_what_to_guess_again(made: t
 def test_quantisation_error_and_positive_scales(group: int) -> None:
     weight = torch.randn(40, 300, generator=torch.Generator().manual_seed(3))
     weight[3], weight[4, :group] = 0.0, -5.0
-    blocks = qdq.quantise(weight, group)
+    blocks = quantise(weight, 4, group, symmetric=True, positive=True)
     back = dequantise(blocks)
-    assert back.shape == weight.shape and (blocks.scales > 0).all()
+    assert back.shape == weight.shape and (blocks.scales >= 0).all() and (qdq.int4(blocks)[1] > 0).all()
     np.testing.assert_array_equal(blocks.scales, blocks.scales.astype(np.float16))
     assert float((back - weight)[5:].norm() / weight[5:].norm()) < 0.12
     torch.testing.assert_close(back[3], weight[3])
@@ -143,21 +145,10 @@ def test_quantisation_error_and_positive_scales(group: int) -> None:
 
 def test_levels_are_laid_out_as_onnx_wants_them() -> None:
     weight = torch.arange(-8, 8).repeat(2, 16)[:, :200].float()
-    levels, scales = qdq.int4(qdq.quantise(weight))
+    levels, scales = qdq.int4(quantise(weight, 4, qdq.GROUP, symmetric=True, positive=True))
     assert levels.shape == (256, 2) and scales.shape == (2, 2)
     whole = levels[:200] * np.repeat(scales.astype(np.float32), 128, axis=0)[:200]
     np.testing.assert_allclose(whole, weight.T, rtol=1e-3)
-
-
-def test_blocks_with_negative_scales_are_turned() -> None:
-    """As another rounding makes them, whose lowest level is the block's extreme of either sign."""
-    weight = torch.randn(6, 128, generator=torch.Generator().manual_seed(5))
-    blocks: Blocks = quantise(weight, 4, 128, symmetric=True)
-    assert (blocks.scales < 0).any()
-    levels, scales = qdq.int4(blocks)
-    assert (scales > 0).all()
-    whole = torch.from_numpy((levels * scales.astype(np.float32)).T)
-    assert float((whole - weight).norm() / weight.norm()) < 0.13
 
 
 def test_command_and_what_it_refuses(tmp_path: Path) -> None:
@@ -172,11 +163,27 @@ def test_command_and_what_it_refuses(tmp_path: Path) -> None:
     assert "groups of 64" in facts.quantisation["weights"]
 
 
+def test_a_calibrated_one_takes_only_positive_scales_and_what_was_learned(tmp_path: Path) -> None:
+    source = sources.read(str(tiny_models.directory(tmp_path / "hf", "qwen2")))
+    generator = torch.Generator().manual_seed(4)
+    texts = tuple(torch.randint(3, 300, (40,), generator=generator) for _ in range(30))
+    corpus = Corpus(texts, (30,) * len(texts), "0123456789abcdef")
+    facts = write.write_drafter(source, tmp_path / "out", qdq.options(), corpus=corpus)
+    assert "GPTQ, scales learned" in facts.quantisation["weights"] and facts.quantisation["embedding"] == "float16"
+    graph = onnx.load(tmp_path / "out" / "model.onnx").graph
+    tensors = {one.name: onnx.numpy_helper.to_array(one) for one in graph.initializer}
+    scales = {name: tensor for name, tensor in tensors.items() if name.endswith(".scales")}
+    assert len(scales) == 1 + 4 * tiny_models.SHAPE["num_hidden_layers"]
+    assert all((tensor > 0).all() for tensor in scales.values())
+    given = source.weights["model.norm.weight"].float().numpy()
+    assert 0 < np.abs(tensors["norm.gamma"] - given).max() < 0.1
+
+
 def test_a_shortlist_leaves_the_head_those_ids(tmp_path: Path) -> None:
     source = sources.read(str(tiny_models.directory(tmp_path / "hf", "llama")))
-    write.write_tensorrt(source, tmp_path / "whole")
+    write.write_drafter(source, tmp_path / "whole", qdq.options())
     ids = np.arange(1, 300, 3, dtype=np.int32)[:-1]  # an odd number of them
-    facts = write.write_tensorrt(source, tmp_path / "short", head_ids=ids)
+    facts = write.write_drafter(source, tmp_path / "short", qdq.options(), head_ids=ids)
     assert facts.shortlist == len(ids) == 99
     whole, short = load(tmp_path / "whole"), load(tmp_path / "short")
     expected, found = whole.logits(whole.prefill(IDS)), short.logits(short.prefill(IDS))
@@ -188,5 +195,5 @@ def test_unsupported_models_are_refused_by_name(tmp_path: Path) -> None:
     source = sources.read(str(tiny_models.directory(tmp_path / "hf", "llama")))
     source.config.hidden_act = "gelu"
     with pytest.raises(ModelError, match=r"activation 'gelu'"):
-        write.write_tensorrt(source, tmp_path / "out")
+        write.write_drafter(source, tmp_path / "out", qdq.options())
     assert not (tmp_path / "out").exists()

@@ -216,7 +216,9 @@ def _fill(
             del model
         longest = max(len(one.prompt) + len(one.text) for one in texts)
         for directory, row in left.items():
-            run([row], Exported(runtimes.load(directory, threads=threads, context=longest)))
+            # An export for TensorRT is standard ONNX, which needs no GPU.
+            kind = "onnx" if manifest.read(directory, "drafter").runtime == "tensorrt" else "auto"
+            run([row], Exported(runtimes.load(directory, kind, threads=threads, context=longest)))
 
 
 def _export(argument: str) -> tuple[str, Path]:

@@ -131,13 +131,12 @@ def drafter(
             bar.update(task, completed=done, total=total)
 
         if for_tensorrt:
-            group = group or qdq.GROUP
-            manifest = write.write_tensorrt(source, out, group, options["context"], force, progress, head_ids)
+            chosen = qdq.options(group or qdq.GROUP, options["context"])
         else:
             chosen = Options(group=group or Options.group, **options)
-            manifest = write.write_drafter(
-                source, out, chosen, force, progress, head_ids=head_ids, corpus=learned_on, workdir=work
-            )
+        manifest = write.write_drafter(
+            source, out, chosen, force, progress, head_ids=head_ids, corpus=learned_on, workdir=work
+        )
     _report(out, manifest)
 
 
@@ -173,12 +172,12 @@ def _check_for_tensorrt(group: int | None) -> None:
     if group not in (None, 64, 128):
         raise ConfigError(f"groups of {group} with --runtime tensorrt", where="--group", remedy="choose 128 or 64")
     context = click.get_current_context()
-    for name in ("bits", "head_bits", "embedding_bits", "symmetric", "accuracy_level", "calibrate"):
+    for name in ("bits", "head_bits", "embedding_bits", "symmetric", "accuracy_level"):
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise ConfigError(
                 "is not for --runtime tensorrt",
                 where=f"--{name.replace('_', '-')}",
-                remedy="leave it out: its weights are symmetric and of four bits, each rounded by itself",
+                remedy="leave it out: its weights are symmetric and of four bits",
             )
 
 

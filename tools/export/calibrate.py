@@ -19,12 +19,13 @@ import torch
 from tools.export import gptq, store
 from tools.export.calibration_text import Corpus
 from tools.export.forward import Decoder, Linear, Rope, plain
-from tools.export.quantise import Blocks, dequantise, take
+from tools.export.quantise import Blocks, dequantise
 from tools.export.quantised import (
     EMBEDDING,
     HEAD,
     Options,
     Progress,
+    embedded,
     head,
     round_embedding,
     round_plainly,
@@ -64,11 +65,15 @@ class Streams:
     """
 
     def __init__(
-        self, config: Any, weights: Mapping[str, torch.Tensor], embedding: Blocks, texts: Sequence[torch.Tensor]
+        self,
+        config: Any,
+        weights: Mapping[str, torch.Tensor],
+        embedding: Mapping[str, Blocks],
+        texts: Sequence[torch.Tensor],
     ) -> None:
         self.decoder, self.weights, self.reached = Decoder(config, weights), weights, 0
         ids = torch.cat(list(texts))
-        self.x, self.y = dequantise(take(embedding, ids.numpy())), weights[EMBEDDING][ids].float()
+        self.x, self.y = embedded(weights, embedding, ids), weights[EMBEDDING][ids].float()
         self.chunks = _chunks([len(text) for text in texts], self.decoder)
 
     def run_to(self, layer: int, blocks: Mapping[str, Blocks]) -> None:
@@ -154,7 +159,8 @@ class Rounder:
 
 
 def _round(weight: torch.Tensor, inputs: torch.Tensor, bits: int, options: Options) -> Blocks:
-    return gptq.round_matrix(weight, inputs, bits, options.group, options.symmetric_in(bits), options.zero_steps)
+    symmetric, steps = options.symmetric_in(bits), options.zero_steps
+    return gptq.round_matrix(weight, inputs, bits, options.group, symmetric, steps, positive=options.positive)
 
 
 @contextmanager
@@ -212,8 +218,8 @@ def calibrate(
             return {EMBEDDING: round_embedding(weights, options)}
 
     with fast_products():
-        blocks = kept("embedding", embedding)
-        streams = Streams(config, weights, blocks[EMBEDDING], corpus.texts)
+        blocks = kept("embedding", embedding) if options.rounds_embedding else {}
+        streams = Streams(config, weights, blocks, corpus.texts)
         for layer in range(layers):
             blocks |= kept(f"layer-{layer:03}", partial(streams.round_layer, layer, options, blocks))
             if progress:
@@ -229,5 +235,6 @@ def key(source: str, options: Options, corpus: Corpus) -> str:
     # Where the head may be the embedding's matrix, what is rounded is not what it is elsewhere.
     shared = options.runtime == "onnx" and options.head_bits == 8 and options.embedding_bits is None
     vocabulary = (options.head_bits, options.embedding_bits or options.head_bits)
-    shapes = (options.bits, options.kv_bits, options.group, options.symmetric, options.zero_steps, *vocabulary)
+    layout = (options.symmetric, options.positive, options.zero_steps, options.rounds_embedding)
+    shapes = (options.bits, options.kv_bits, options.group, *layout, *vocabulary)
     return hashlib.sha256(repr((METHOD, source, shapes, shared, corpus.digest)).encode()).hexdigest()[:16]

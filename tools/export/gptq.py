@@ -25,9 +25,19 @@ def damped(moments: torch.Tensor, share: float = DAMPING) -> torch.Tensor:
 
 
 def round_matrix(
-    weight: torch.Tensor, moments: torch.Tensor, bits: int, group: int, symmetric: bool, zero_steps: int = 1
+    weight: torch.Tensor,
+    moments: torch.Tensor,
+    bits: int,
+    group: int,
+    symmetric: bool,
+    zero_steps: int = 1,
+    *,
+    positive: bool = False,
 ) -> Blocks:
-    """Quantise weight [n, k] so that its products with inputs of second moments [k, k] change little."""
+    """Quantise weight [n, k] so that its products with inputs of second moments [k, k] change little.
+
+    positive: as for `quantise.fit`.
+    """
     k = weight.shape[1]
     moments = damped(moments)
     order = moments.diagonal().argsort(descending=True)
@@ -36,7 +46,7 @@ def round_matrix(
 
     def round_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         padded = torch.nn.functional.pad(rows, (0, -k % group)).reshape(len(rows), -1, group)
-        levels, scales, zeros = fit(padded, bits, symmetric, importance, zero_steps)
+        levels, scales, zeros = fit(padded, bits, symmetric, importance, zero_steps, positive=positive)
         columns = levels.reshape(len(rows), -1).T.contiguous()  # padding keeps the level of zero
         columns[order] = _round_columns(rows.T[order], scales.T, zeros.T, order // group, upper, (1 << bits) - 1)
         return columns.T.reshape(levels.shape), scales, zeros

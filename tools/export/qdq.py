@@ -27,73 +27,17 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edge.drafters.manifest import DRAFTER_WEIGHTS
 from tools.export.graph import head_dim, rotations
-from tools.export.quantise import Blocks, pack
-from tools.export.quantised import EMBEDDING, HEAD, Progress, head, layer_matrices
+from tools.export.quantise import Blocks
+from tools.export.quantised import EMBEDDING, HEAD, Options
 
 OPSET = 21  # the first with weights of four bits in blocks
 GROUP = 128
-SHRINK = (1.0, 0.97, 0.94, 0.91, 0.875, 0.84, 0.8)  # shares of the scale that spans a block to 7; 0.875 spans it to 8
 LEAST_SCALE = 2.0**-14  # the smallest normal float16: a scale must be positive, of an empty block too
-CHUNK = 1 << 17  # values at a time: the search then stays in the processor's cache
 
 
-def quantise_model(
-    config: Any, weights: Mapping[str, torch.Tensor], group: int = GROUP, progress: Progress | None = None
-) -> dict[str, Blocks]:
-    """Every matrix that is multiplied with, by its name in the checkpoint; the head under its name for tied models too.
-
-    progress: called with (layers done, layers in all).
-    """
-    blocks = {HEAD: quantise(head(weights), group)}
-    for layer in range(config.num_hidden_layers):
-        for name in layer_matrices(weights, layer):
-            blocks[name] = quantise(weights[name], group)
-        if progress:
-            progress(layer + 1, config.num_hidden_layers)
-    return blocks
-
-
-def quantise(weight: torch.Tensor, group: int = GROUP) -> Blocks:
-    """[n, k] to levels -8 .. 7 with a positive float16 scale a block, the best in squared error of a few clippings."""
-    levels, scales = [], []
-    step = max(1, CHUNK // weight.shape[1])
-    for start in range(0, weight.shape[0], step):
-        rows = torch.nn.functional.pad(weight[start : start + step].float(), (0, -weight.shape[1] % group))
-        groups = rows.reshape(rows.shape[0], -1, group)  # [rows, groups, group]
-        best, scale = _fit(groups)
-        levels.append((best + 8).to(torch.uint8))
-        scales.append(scale)
-    return pack(torch.cat(levels), torch.cat(scales), None, 4, weight.shape[1])
-
-
-def _fit(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Levels [rows, groups, group] and scales [rows, groups] of blocks."""
-    least = torch.full(groups.shape[:2], torch.inf)
-    best, best_scale = torch.zeros_like(groups), torch.full_like(least, LEAST_SCALE)
-    span = groups.abs().amax(2) / 7
-    for share in SHRINK:
-        level = (groups / (span * share).clamp(min=1e-30)[:, :, None]).round_().clamp_(-8, 7)
-        # For fixed levels the scale of least squares is <w, level> / <level, level>.
-        norm = (level * level).sum(2).clamp_(min=1)
-        scale = ((groups * level).sum(2) / norm).clamp_(min=LEAST_SCALE).half().float()
-        error = (level * scale[:, :, None]).sub_(groups).square_().sum(2)
-        better = error < least
-        least = torch.where(better, error, least)
-        best = torch.where(better[:, :, None], level, best)
-        best_scale = torch.where(better, scale, best_scale)
-    return best, best_scale
-
-
-def describe(group: int) -> dict[str, str]:
-    """How the graph is quantised, for the manifest."""
-    weights = f"int4 symmetric groups of {group}, float16 scales"
-    return {
-        "weights": weights,
-        "head": weights,
-        "embedding": "float16",
-        "activations": "float16 in products, float32 in attention's scores and elsewhere",
-        "cache": "float16",
-    }
+def options(group: int = GROUP, context: int | None = None) -> Options:
+    """How a drafter is quantised for this graph. group: weights that share a scale, 64 or 128."""
+    return Options(runtime="tensorrt", group=group, head_bits=4, symmetric=True, context=context)
 
 
 class Graph:
@@ -293,16 +237,12 @@ FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 
 
 def int4(blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:
-    """Levels -8 .. 7, int8 [k padded to whole groups, n], and positive scales, float16 [groups, n].
-
-    A negative scale is turned with its levels; of those, -8 has no mirror image and becomes 7.
-    """
-    assert blocks.bits == 4 and blocks.zero_points is None
+    """Levels -8 .. 7, int8 [k padded to whole groups, n], and positive scales, float16 [groups, n]."""
+    assert blocks.bits == 4 and blocks.zero_points is None and (blocks.scales >= 0).all()
     q = np.stack([blocks.packed & 0xF, blocks.packed >> 4], axis=-1).astype(np.int8)  # [n, groups, bytes, 2]
-    levels = q.reshape(*blocks.scales.shape, blocks.group) - 8
-    turned = np.where(blocks.scales[:, :, None] < 0, np.minimum(-levels, 7), levels)
-    scales = np.maximum(np.abs(blocks.scales), LEAST_SCALE).astype(np.float16)
-    return np.ascontiguousarray(turned.reshape(blocks.n, -1).T), np.ascontiguousarray(scales.T)
+    levels = q.reshape(blocks.n, -1) - 8
+    scales = np.maximum(blocks.scales, LEAST_SCALE).astype(np.float16)
+    return np.ascontiguousarray(levels.T), np.ascontiguousarray(scales.T)
 
 
 def _int4_tensor(name: str, levels: np.ndarray) -> onnx.TensorProto:

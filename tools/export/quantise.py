@@ -36,14 +36,17 @@ class Blocks:
         return int(self.packed.shape[0])
 
 
-def quantise(weight: torch.Tensor, bits: int, group: int, symmetric: bool, zero_steps: int = 1) -> Blocks:
+def quantise(
+    weight: torch.Tensor, bits: int, group: int, symmetric: bool, zero_steps: int = 1, *, positive: bool = False
+) -> Blocks:
     """Quantise [n, k], choosing for each group the scale of least squared error among a few clippings."""
     n, k = weight.shape
     parts = []
     step = max(1, CHUNK // k)
     for start in range(0, n, step):
         rows = torch.nn.functional.pad(weight[start : start + step].float(), (0, -k % group))
-        q, scale, zero = fit(rows.reshape(rows.shape[0], -1, group), bits, symmetric, zero_steps=zero_steps)
+        groups = rows.reshape(rows.shape[0], -1, group)
+        q, scale, zero = fit(groups, bits, symmetric, zero_steps=zero_steps, positive=positive)
         parts.append(pack(q, scale, None if symmetric else zero, bits, k, zero_steps))
     return concatenate(parts)
 
@@ -118,11 +121,18 @@ def zeros(blocks: Blocks) -> np.ndarray:
 
 
 def fit(
-    groups: torch.Tensor, bits: int, symmetric: bool, importance: torch.Tensor | None = None, zero_steps: int = 1
+    groups: torch.Tensor,
+    bits: int,
+    symmetric: bool,
+    importance: torch.Tensor | None = None,
+    zero_steps: int = 1,
+    *,
+    positive: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """uint8 levels [rows, groups, group], scale (a float16 number in float32) and zero [rows, groups], float32.
 
-    importance: [groups, group], weights of the squared errors; all the same where it is not given.
+    importance: [groups, group], weights of the squared errors; all the same where it is not given. positive: no scale
+    is negative, for runtimes that take no other; without zero points that costs a little.
     """
     top = (1 << bits) - 1
     weighted = groups if importance is None else groups * importance
@@ -136,7 +146,7 @@ def fit(
 
     best_span, best_zero = torch.zeros(groups.shape[:2]), torch.zeros(groups.shape[:2])
     most = torch.full(groups.shape[:2], -1.0)
-    for span, zero in _spans(groups, bits, symmetric, zero_steps):
+    for span, zero in _spans(groups, bits, symmetric, zero_steps, positive):
         # For fixed levels the scale of least squares is <w, level> / <level, level>; it explains this much of <w, w>.
         _, along, norm = project(span, zero)
         explained = along.square().div_(norm.clamp(min=1e-30))
@@ -149,15 +159,16 @@ def fit(
 
 
 def _spans(
-    groups: torch.Tensor, bits: int, symmetric: bool, zero_steps: int
+    groups: torch.Tensor, bits: int, symmetric: bool, zero_steps: int, positive: bool
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Scales and zeros [rows, groups] to try. 8 bits leave nothing to gain from clipping."""
     top, middle = (1 << bits) - 1, 1 << (bits - 1)
     if symmetric:
         # The largest magnitude goes to level 0, the one level without a mirror image.
         extreme = groups.gather(2, groups.abs().argmax(2, keepdim=True)).squeeze(2)
+        whole = extreme.abs() / (middle - 1) if positive else extreme / -middle
         for share in SHRINK if bits <= 4 else (1.0,):
-            yield extreme * (-share / middle), torch.full_like(extreme, middle)
+            yield whole * share, torch.full_like(extreme, middle)
         return
     low, high = groups.amin(2).clamp_(max=0), groups.amax(2).clamp_(min=0)
     for share in SHRINK if bits <= 4 else (1.0,):

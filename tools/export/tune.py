@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from tools.export.calibration_text import Corpus
 from tools.export.forward import Decoder, plain
-from tools.export.quantise import Blocks, dequantise, levels, take
-from tools.export.quantised import EMBEDDING, HEAD, Progress, head
+from tools.export.quantise import Blocks, dequantise, levels
+from tools.export.quantised import EMBEDDING, HEAD, Progress, embedded, head
 
 STEP = 768  # tokens that a step of the optimiser sees
 PASSES = 2  # through the corpus, each in another order
@@ -48,10 +48,10 @@ class Learner:
     """A quantised model whose scales, norms and biases are factors times their values; the embedding stays as it is."""
 
     def __init__(self, config: Any, weights: Mapping[str, torch.Tensor], blocks: Mapping[str, Blocks]) -> None:
-        self.decoder, self.blocks = Decoder(config, weights), blocks
+        self.decoder, self.weights, self.blocks = Decoder(config, weights), weights, blocks
         self.values = dict(self.decoder.vectors)
         self.steps: dict[str, torch.Tensor] = {}  # of a matrix, whole numbers of scales: [n, groups, group]
-        self.learns_head = blocks[HEAD] is not blocks[EMBEDDING]
+        self.learns_head = blocks[HEAD] is not blocks.get(EMBEDDING)
         fixed = (EMBEDDING,) if self.learns_head else (EMBEDDING, HEAD)
         for name, part in blocks.items():
             if name not in fixed:
@@ -73,9 +73,8 @@ class Learner:
         """What the head multiplies, [tokens of all texts, hidden]."""
         now = {name: value * self.factors[name] for name, value in self.values.items()}
         self.decoder.vectors = {name: now[name] for name in self.decoder.vectors}
-        embedded = dequantise(take(self.blocks[EMBEDDING], torch.cat(list(texts)).numpy()))
         return self.decoder.hidden(
-            embedded,
+            embedded(self.weights, self.blocks, torch.cat(list(texts))),
             [len(text) for text in texts],
             lambda name, x: Product.apply(x, now[name], self.steps[name]),
         )
@@ -104,8 +103,8 @@ class Teacher:
         if missing := [index for index in indices if index not in self._kept]:
             texts = [self._texts[index] for index in missing]
             lengths = [len(text) for text in texts]
-            embedded = self._weights[EMBEDDING][torch.cat(texts)].float()
-            made = self._decoder.hidden(embedded, lengths, plain(self._weights)).split(lengths)
+            given = self._weights[EMBEDDING][torch.cat(texts)].float()
+            made = self._decoder.hidden(given, lengths, plain(self._weights)).split(lengths)
             self._kept.update(zip(missing, (part.clone() for part in made), strict=True))
         return torch.cat([self._kept[index] for index in indices])
 

@@ -84,68 +84,33 @@ def write_drafter(
             weights = {**weights, **vectors}
         else:
             blocks = quantise_model(source.config, weights, options, progress)
-        head_plain = corpus is None or blocks[HEAD] is blocks[EMBEDDING]
+        head_plain = corpus is None or blocks[HEAD] is blocks.get(EMBEDDING)
         if head_ids is not None:
             blocks = shortlist.cut(blocks, head_ids)
             (part / HEAD_IDS).write_bytes(head_ids.astype("<i4").tobytes())
         most = source.config.max_position_embeddings
         context = min(options.context or most, most)
-        if options.runtime == "native":
-            rope = graph.rotations(source.config, context)
-            packed.save(source.config, weights, blocks, part / DRAFTER_WEIGHTS["native"][0], rope)
-        else:
-            graph.build(source.config, weights, blocks, options).save(part)
+        match options.runtime:
+            case "native":
+                rope = graph.rotations(source.config, context)
+                packed.save(source.config, weights, blocks, part / DRAFTER_WEIGHTS["native"][0], rope)
+            case "tensorrt":
+                qdq.Graph(source.config, weights, blocks, context).save(part)
+            case _:
+                graph.build(source.config, weights, blocks, options).save(part)
         manifest = _finish(
             source,
             part,
             kind="drafter",
-            dtype="float32",
+            dtype="float16" if options.runtime == "tensorrt" else "float32",
             context=context,
             runtime=options.runtime,
             compute=_compute(options),
             quantisation=_describe(options, blocks, corpus, head_plain),
             shortlist=0 if head_ids is None else len(head_ids),
         )
-        manifest = msgspec.structs.replace(manifest, golden=_golden(part))
-        _save(manifest, part)
-        return manifest
-
-
-def write_tensorrt(
-    source: Source,
-    out: Path,
-    group: int = qdq.GROUP,
-    context: int | None = None,
-    force: bool = False,
-    progress: Progress | None = None,
-    head_ids: np.ndarray | None = None,
-) -> Manifest:
-    """A directory that the board's TensorRT drafter loads; ONNX Runtime does too. group: weights that share a scale;
-    head_ids: as in `write_drafter`.
-
-    Raises ConfigError where `out` cannot be written, ModelError where the graph cannot express the model.
-    """
-    with directory(out, force) as part:
-        graph.check(source.config)
-        blocks = qdq.quantise_model(source.config, source.weights, group, progress)
-        if head_ids is not None:
-            blocks = shortlist.cut(blocks, head_ids)
-            (part / HEAD_IDS).write_bytes(head_ids.astype("<i4").tobytes())
-        most = source.config.max_position_embeddings
-        context = min(context or most, most)
-        qdq.Graph(source.config, source.weights, blocks, context).save(part)
-        manifest = _finish(
-            source,
-            part,
-            kind="drafter",
-            runtime="tensorrt",
-            dtype="float16",
-            context=context,
-            compute="w4a16",
-            quantisation=qdq.describe(group),
-            shortlist=0 if head_ids is None else len(head_ids),
-        )
-        manifest = msgspec.structs.replace(manifest, golden=_golden(part, "onnx"))
+        kind = "onnx" if options.runtime == "tensorrt" else "auto"  # which computes it where there is no GPU
+        manifest = msgspec.structs.replace(manifest, golden=_golden(part, kind))
         _save(manifest, part)
         return manifest
 
@@ -212,7 +177,7 @@ def _golden(part: Path, kind: str = "auto") -> Golden | None:
 
 
 def _compute(options: Options) -> str:
-    if options.runtime == "native":
+    if options.runtime in ("native", "tensorrt"):
         return f"w{options.bits}a16"
     return f"w{options.bits}a{8 if options.accuracy_level == 4 else 32}"
 
@@ -225,22 +190,29 @@ def _describe(
         return f"int{blocks[name].bits} {signed} groups of {blocks[name].group}, float16 scales"
 
     text = f"on {corpus.tokens} tokens of {corpus.digest[:12]}" if corpus else ""
-    shared = blocks[EMBEDDING] is blocks[HEAD]
-    if options.runtime == "native":
-        activations = f"16-bit fixed point in groups of {options.group} inside products, float32 elsewhere"
-    elif options.accuracy_level == 4:
-        activations = f"int8 in groups of {options.group} inside MatMulNBits (accuracy level 4), float32 elsewhere"
+    if blocks.get(EMBEDDING) is blocks[HEAD]:
+        embedding = "the head's matrix"
     else:
-        activations = f"float32 (MatMulNBits accuracy level {options.accuracy_level})"
+        embedding = format(EMBEDDING) if options.rounds_embedding else "float16"
     learned = f", GPTQ, scales learned, {text}" if text else ""
     return {
         "weights": format("model.layers.0.self_attn.q_proj.weight") + learned,
         "keys and values": format("model.layers.0.self_attn.k_proj.weight") + learned,
         "head": format(HEAD) + ("" if head_plain else f", GPTQ {text}"),
-        "embedding": "the head's matrix" if shared else format(EMBEDDING),
-        "activations": activations,
-        "cache": "float32",
+        "embedding": embedding,
+        "activations": _activations(options),
+        "cache": "float16" if options.runtime == "tensorrt" else "float32",
     }
+
+
+def _activations(options: Options) -> str:
+    if options.runtime == "tensorrt":
+        return "float16 in products, float32 in attention's scores and elsewhere"
+    if options.runtime == "native":
+        return f"16-bit fixed point in groups of {options.group} inside products, float32 elsewhere"
+    if options.accuracy_level == 4:
+        return f"int8 in groups of {options.group} inside MatMulNBits (accuracy level 4), float32 elsewhere"
+    return f"float32 (MatMulNBits accuracy level {options.accuracy_level})"
 
 
 def _finish(source: Source, part: Path, *, kind: str, **facts: Any) -> Manifest:
