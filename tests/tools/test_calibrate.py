@@ -140,7 +140,9 @@ def test_a_calibration_that_was_killed_goes_on_to_the_same_bytes(model: Path, tm
 def test_a_corpus_is_thinned_out_and_named_when_it_is_not_the_models(tmp_path: Path) -> None:
     path = write_corpus(tmp_path / "c.jsonl")
     whole, part = calibration_text.read(path, 352, 10_000), calibration_text.read(path, 352, 500)
-    assert (whole.tokens, part.tokens) == (40 * 41, 10 * 41)
+    most = calibration_text.read(path, 352, 1000)
+    assert (whole.tokens, part.tokens, most.tokens) == (40 * 41, 12 * 41, 24 * 41)
+    assert torch.equal(part.texts[-1], whole.texts[36])
     assert whole.digest != part.digest
     with pytest.raises(ModelError, match=r"c.jsonl: id 300 is not in the drafter's vocabulary of 300"):
         calibration_text.read(path, 300, 10_000)

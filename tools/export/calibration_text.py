@@ -29,7 +29,7 @@ class Corpus:
 
 
 def read(path: Path, vocab_size: int, tokens: int) -> Corpus:
-    """The calibration texts of a file, thinned out evenly to about `tokens` at most.
+    """The calibration texts of a file; of more than `tokens`, as many texts, evenly spread, as have about that many.
 
     Raises ConfigError as `tools.corpus.text.read` does, and ModelError where ids are not of a vocabulary of so many.
     """
@@ -41,7 +41,8 @@ def read(path: Path, vocab_size: int, tokens: int) -> Corpus:
             where=str(path),
             remedy="give text that a target of this drafter's family wrote",
         )
-    step = max(1, -(-sum(map(len, texts)) // tokens))
-    kept = tuple(texts[::step])
+    count = max(1, min(len(texts), len(texts) * tokens // sum(map(len, texts))))
+    chosen = [i * len(texts) // count for i in range(count)]
+    kept = tuple(texts[i] for i in chosen)
     digest = hashlib.sha256(b"".join(len(text).to_bytes(4, "little") + text.numpy().tobytes() for text in kept))
-    return Corpus(kept, tuple(len(text.text) for text in found[::step]), digest.hexdigest())
+    return Corpus(kept, tuple(len(found[i].text) for i in chosen), digest.hexdigest())
