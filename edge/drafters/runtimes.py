@@ -10,6 +10,9 @@ from edge.drafters.accelerator import Accelerator
 from edge.drafters.cached import CachedDrafter
 from protocol.errors import ConfigError, ModelError
 
+# What computes an export on a processor where its own runtime needs a GPU: TensorRT's is standard ONNX.
+ON_CPU = {"tensorrt": "onnx"}
+
 
 def load(
     directory: str | Path,
@@ -25,11 +28,11 @@ def load(
 
     kind: the runtime, `auto` for the one that it was exported for; providers: of ONNX Runtime; context: tokens that
     the cache holds, at most the model's own; by default 4096 or what the model takes; verify: check the weights against
-    the manifest's digest; accelerator: for what works on a GPU. An export for TensorRT is standard ONNX, and so may be
-    run by ONNX Runtime too. Raises ModelError for a directory that cannot be used, ConfigError for another runtime's.
+    the manifest's digest; accelerator: for what works on a GPU. An export for one may be run without, see `ON_CPU`.
+    Raises ModelError for a directory that cannot be used, ConfigError for another runtime's.
     """
     made_for = manifest.read(Path(directory), "drafter").runtime
-    if kind not in ("auto", made_for) and (made_for, kind) != ("tensorrt", "onnx"):
+    if kind not in ("auto", made_for) and kind != ON_CPU.get(made_for):
         raise ConfigError(
             f"the drafter is for the runtime {made_for!r}, not {kind!r}",
             where=str(directory),

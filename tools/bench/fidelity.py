@@ -17,8 +17,8 @@ from rich.table import Table
 
 from edge.drafters import manifest, runtimes
 from protocol.errors import ConfigError, ModelError
-from tools import memory, models
-from tools.bench import fidelity_picture
+from tools import memory
+from tools.bench import fidelity_picture, given
 from tools.bench.fidelity_kept import Kept
 from tools.bench.fidelity_scores import (
     Difference,
@@ -34,7 +34,7 @@ from tools.bench.fidelity_subjects import SCHEMES, Exported, Scheme, Simulated, 
 from tools.bench.record import machine
 from tools.corpus import text as corpus
 from tools.corpus.text import Written
-from tools.export import shortlist, sources
+from tools.export import shortlist
 from tools.export.sources import Source
 
 DRAFTS = (4, 8)  # guesses a round
@@ -119,8 +119,7 @@ def measure(rows: Sequence[Row], subject: Subject, texts: Sequence[Written]) -> 
 
 
 @click.command()
-@click.option("--pair", type=click.Choice(sorted(models.PAIRS)), help="The drafter of this pair, fetched once.")
-@click.option("--model", help="Another one: a directory, a hub id or a GGUF file, as `tools.export` takes it.")
+@given.options
 @click.option(
     "--corpus", "path", type=click.Path(path_type=Path), required=True,
     help="What its target writes, by `tools.corpus write`; the held-out texts of it are measured.",
@@ -148,13 +147,12 @@ def main(
     Everything is compared with the same drafter in 16 bits at the same positions, with the 95 % bound of the paired
     difference. "W4A16" and the like are simulated; --export adds what a board really computes.
     """
-    if (pair is None) == (model is None):
-        raise click.UsageError("give --pair or --model")
+    given.check(pair, model)
     torch.set_num_threads(threads)
     memory.keep_freed()
     directories = [_export(argument) for argument in exports]
     with console.status("reading"):
-        source = sources.read(model or str(models.fetch(models.PAIRS[str(pair)].drafter)))
+        source = given.read(pair, model)
         written = corpus.sample(path, "held-out", positions, source.vocab_size)
         plain = windows(_encode(source, plain_path)) if plain_path else []
     schemes = [scheme for scheme in SCHEMES if scheme.name in (*(names or NAMES), NAMES[0])]
@@ -216,8 +214,7 @@ def _fill(
             del model
         longest = max(len(one.prompt) + len(one.text) for one in texts)
         for directory, row in left.items():
-            # An export for TensorRT is standard ONNX, which needs no GPU.
-            kind = "onnx" if manifest.read(directory, "drafter").runtime == "tensorrt" else "auto"
+            kind = runtimes.ON_CPU.get(manifest.read(directory, "drafter").runtime, "auto")
             run([row], Exported(runtimes.load(directory, kind, threads=threads, context=longest)))
 
 

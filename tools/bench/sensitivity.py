@@ -13,15 +13,14 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from edge.drafters.native import ZERO_STEPS
-from tools import memory, models
+from tools import memory
+from tools.bench import given
 from tools.bench.record import machine
 from tools.corpus import text as corpus
 from tools.corpus.text import Written
-from tools.export import sources
 from tools.export.forward import Decoder, plain
-from tools.export.quantise import dequantise, quantise
-from tools.export.quantised import EMBEDDING, HEAD, KV, head
+from tools.export.quantise import dequantise
+from tools.export.quantised import EMBEDDING, HEAD, KV, Options, head, round_plainly
 from tools.export.sources import Source
 
 Matrices = Mapping[str, torch.Tensor]
@@ -48,11 +47,12 @@ console = Console(stderr=True)
 @dataclass(frozen=True)
 class Moved:
     """What rounding did. kl: mean Kullback-Leibler divergence from the source's distribution, nats a token; nll: mean
-    minus the natural logarithm of the probability of what was written.
+    minus the natural logarithm of the probability of what was written; given_nll: as the source has it.
     """
 
     kl: float
     nll: float
+    given_nll: float
 
 
 class Model:
@@ -66,15 +66,16 @@ class Model:
 
     def moved(self, matrices: Matrices) -> Moved:
         """With these in place of the source's own."""
-        kl = nll = 0.0
+        kl = nll = given_nll = 0.0
         count = 0
         for (hidden, written), (before, _) in zip(self._hidden(matrices), self._before, strict=True):
             for ours, theirs, ids in zip(hidden.split(ROWS), before.split(ROWS), written.split(ROWS), strict=True):
                 said, meant = self._logs(ours, matrices), self._logs(theirs, self.matrices)
                 nll -= float(said.gather(1, ids[:, None]).double().sum())
+                given_nll -= float(meant.gather(1, ids[:, None]).double().sum())
                 kl += float(meant.sub(said).mul_(meant.exp_()).double().sum())
                 count += len(ids)
-        return Moved(kl / count, nll / count)
+        return Moved(kl / count, nll / count, given_nll / count)
 
     def _logs(self, hidden: torch.Tensor, matrices: Matrices) -> torch.Tensor:
         """Logarithms of the probabilities, [rows, vocab]."""
@@ -85,9 +86,8 @@ class Model:
         for part in _parts(self._texts):
             ids = [torch.tensor([*one.prompt, *one.text]) for one in part]
             embedded = matrices[EMBEDDING][torch.cat(ids)]
-            made = self._decoder.hidden(embedded, [len(text) for text in ids], plain(matrices)).split(
-                list(map(len, ids))
-            )
+            lengths = [len(text) for text in ids]
+            made = self._decoder.hidden(embedded, lengths, plain(matrices)).split(lengths)
             rows = [text[len(one.prompt) - 1 : -1] for text, one in zip(made, part, strict=True)]
             yield torch.cat(rows), torch.tensor([id for one in part for id in one.text])
 
@@ -105,16 +105,15 @@ def _parts(texts: Sequence[Written]) -> Iterator[list[Written]]:
 
 def rounded(matrices: Matrices, ends: tuple[str, ...], bits: int, group: int) -> dict[str, torch.Tensor]:
     """All matrices, those whose names end so rounded plainly, as the native runtime would hold them."""
-
-    def one(matrix: torch.Tensor) -> torch.Tensor:
-        return dequantise(quantise(matrix, bits, group, symmetric=bits == 8, zero_steps=ZERO_STEPS))
-
-    return {name: one(matrix) if name.endswith(ends) else matrix for name, matrix in matrices.items()}
+    options = Options(runtime="native", group=group)
+    return {
+        name: dequantise(round_plainly(matrix, bits, options)) if name.endswith(ends) else matrix
+        for name, matrix in matrices.items()
+    }
 
 
 @click.command()
-@click.option("--pair", type=click.Choice(sorted(models.PAIRS)), help="The drafter of this pair, fetched once.")
-@click.option("--model", help="Another one: a directory, a hub id or a GGUF file, as `tools.export` takes it.")
+@given.options
 @click.option(
     "--corpus", "path", type=click.Path(path_type=Path), required=True,
     help="What its target writes, by `tools.corpus write`; the texts that calibration sees are measured.",
@@ -128,18 +127,16 @@ def main(
     pair: str | None, model: str | None, path: Path, bits: str, group: int, positions: int | None, threads: int
 ) -> None:
     """How far the distribution moves when one kind of matrix is rounded: one JSON record."""
-    if (pair is None) == (model is None):
-        raise click.UsageError("give --pair or --model")
+    given.check(pair, model)
     torch.set_num_threads(threads)
     memory.keep_freed()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
         kinds = {**KINDS, **TOGETHER}
-        task = bar.add_task("as it is", total=len(kinds) + 1)
-        source = sources.read(model or str(models.fetch(models.PAIRS[str(pair)].drafter)))
+        task = bar.add_task("as it is", total=len(kinds) + 1)  # with the source itself
+        source = given.read(pair, model)
         texts = corpus.sample(path, "calibration", positions, source.vocab_size)
         subject = Model(source, texts)
-        base = subject.moved(subject.matrices)
         rows = []
         for kind, ends in kinds.items():
             bar.update(task, description=kind, advance=1)
@@ -149,7 +146,7 @@ def main(
                     "kind": kind,
                     "weights": sum(one.numel() for name, one in subject.matrices.items() if name.endswith(ends)),
                     "kl": round(moved.kl, 6),
-                    "perplexity_percent": round(100 * math.expm1(moved.nll - base.nll), 3),
+                    "perplexity_percent": round(100 * math.expm1(moved.nll - moved.given_nll), 3),
                 }
             )
         bar.update(task, advance=1)
@@ -162,7 +159,7 @@ def main(
         "positions": sum(len(one.text) for one in texts),
         "bits": int(bits),
         "group": group,
-        "perplexity": round(math.exp(base.nll), 4),
+        "perplexity": round(math.exp(moved.given_nll), 4),
         "rows": rows,
     }
     click.echo(json.dumps(record))

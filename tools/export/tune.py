@@ -140,9 +140,8 @@ def tune(
         for group in optimiser.param_groups:
             group["lr"] = RATE * min(1.0, (step + 1) / 4) * (1 - step / len(batches))
         taught, hidden = teacher.hidden(batches[step]), learner.hidden(texts)
-        heads = learner.head(), teacher.head
         by_hidden, by_head = _gradients(
-            hidden.detach(), taught, texts, written, *heads, learns_head=learner.learns_head
+            hidden.detach(), taught, texts, written, learner.head(), teacher.head, learns_head=learner.learns_head
         )
         optimiser.zero_grad()
         hidden.backward(by_hidden)

@@ -109,7 +109,7 @@ def write_drafter(
             quantisation=_describe(options, blocks, corpus, head_plain),
             shortlist=0 if head_ids is None else len(head_ids),
         )
-        kind = "onnx" if options.runtime == "tensorrt" else "auto"  # which computes it where there is no GPU
+        kind = runtimes.ON_CPU.get(options.runtime, "auto")
         manifest = msgspec.structs.replace(manifest, golden=_golden(part, kind))
         _save(manifest, part)
         return manifest
