@@ -264,9 +264,8 @@ def usage_of(*arguments: str) -> str:
 def test_status_shows_live_figures_beside_what_the_broker_knows(watched):
     watched.engine.step_s = 0.04
     watched.serve()
-    stream = watched.board("acme.a").open(make_request(1, max_tokens=400))
+    watched.board("acme.a").open(make_request(1, max_tokens=400))
     at = ["--broker", f"127.0.0.1:{watched.broker.port}", "--http", f"http://127.0.0.1:{watched.port}"]
-    threading.Thread(target=read, args=(stream,), daemon=True).start()
     command = [sys.executable, "-m", "cloud", "status", *at]
     said = subprocess.run([*command, "--json"], cwd=ROOT, check=True, capture_output=True, text=True)
     (line,) = map(json.loads, said.stdout.splitlines())
