@@ -228,7 +228,7 @@ class _Looks:
 
     def load(self, config: EdgeConfig) -> str | Warned:
         checked = msgspec.structs.replace(config.drafter, verify_weights=True)
-        self.drafter = load_model(msgspec.structs.replace(config, drafter=checked))
+        self.drafter = load_model(msgspec.structs.replace(config, drafter=checked), beside_service=True)
         info = self.drafter.info
         if isinstance(self.drafter, SuffixDrafter):
             return f"{info.name}: no model, what was written before is guessed, context {info.context}"

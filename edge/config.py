@@ -74,7 +74,8 @@ class DrafterConfig(Section, frozen=True):
     """model: a directory made by `tools.export drafter`; kind: the runtime, `auto` for what it was exported for,
     `suffix` for no model at all; suffix: whether what was written before is guessed too, beside the model; threads: 0
     means all cores of [board]; providers: of ONNX Runtime; context: tokens that the cache holds, when absent 4096 or
-    what the model takes.
+    what the model takes; huge_pages: whether `native` copies the weights into such where the kernel has them. That is
+    faster, and memory that no other process shares and the kernel cannot take back.
 
     On a GPU: device: its number; engines: where those that TensorRT builds are kept, when absent `engines` in the
     board's state; fp16: whether ONNX Runtime's TensorRT provider may compute in it.
@@ -87,6 +88,7 @@ class DrafterConfig(Section, frozen=True):
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     context: Positive | None = None
     verify_weights: bool = False
+    huge_pages: bool = True
     device: Annotated[int, Meta(ge=0)] = 0
     engines: Path | None = None
     fp16: bool = True

@@ -29,8 +29,10 @@ def load_drafter(config: EdgeConfig) -> Drafter:
     return MixedDrafter(model) if config.drafter.suffix and isinstance(model, CachedDrafter) else model
 
 
-def load_model(config: EdgeConfig) -> CachedDrafter | SuffixDrafter:
+def load_model(config: EdgeConfig, *, beside_service: bool = False) -> CachedDrafter | SuffixDrafter:
     """The drafter alone, on the board's cores, where this thread and all that it starts stay from now on.
+
+    beside_service: the board's service may be running, and the weights are in memory already: no copy of them is made.
 
     With `kind = "suffix"`, or a directory that holds a tokenizer and no model, it guesses what was written before.
     Where TensorRT builds an engine for it first, that takes minutes, and is told of.
@@ -48,6 +50,7 @@ def load_model(config: EdgeConfig) -> CachedDrafter | SuffixDrafter:
             providers=drafter.providers,
             context=drafter.context,
             verify=drafter.verify_weights,
+            huge_pages=drafter.huge_pages and not beside_service,
             accelerator=Accelerator(drafter.device, engines(config), drafter.fp16, building.told),
         )
     log.info("drafting with %s, %s on %s", loaded.info.name, loaded.info.compute, loaded.info.provider)

@@ -1,10 +1,15 @@
-"""A safetensors file, mapped into memory: tensors are read where they lie, and only pages that are used are held."""
+"""A safetensors file, mapped into memory: tensors are read where they lie, and only pages that are used are held.
+
+What every pass reads from end to end may be copied into huge pages instead: with small ones a processor spends a tenth
+to a fifth of such a pass on finding out where the pages are.
+"""
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from math import prod
 from pathlib import Path
 
@@ -16,6 +21,7 @@ from protocol.errors import ModelError
 TYPES = {"U8": np.uint8, "I32": np.int32, "F16": np.float16, "F32": np.float32}
 LONGEST_HEADER = 1 << 24
 ALIGNMENT = 64
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 class _Tensor(msgspec.Struct, frozen=True):
@@ -26,31 +32,66 @@ class _Tensor(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Container:
-    """tensors: by name, read-only views of the mapping; metadata: what its writer noted."""
+    """tensors: by name, read-only, of the mapping or of huge pages; metadata: what its writer noted."""
 
     tensors: Mapping[str, np.ndarray]
     metadata: Mapping[str, str]
 
 
-def read(path: Path) -> Container:
-    """Map a file. Raises ModelError for one that cannot be read or is not what its header says."""
+def read(path: Path, *, huge: Callable[[str], bool] = lambda name: False) -> Container:
+    """Map a file. huge: which tensors, by name, are copied into huge pages, where the kernel has such.
+
+    Raises ModelError for a file that cannot be read or is not what its header says.
+    """
     try:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
+            size = int.from_bytes(mapped[:8], "little")
+            if not 2 <= size <= min(LONGEST_HEADER, len(mapped) - 8):
+                raise ValueError(f"a header of {size} bytes in a file of {len(mapped)}")
+            entries = msgspec.json.decode(mapped[8 : 8 + size], type=dict[str, msgspec.Raw])
+            metadata = msgspec.json.decode(entries.pop("__metadata__", msgspec.Raw(b"{}")), type=dict[str, str])
+            found = {name: msgspec.json.decode(entry, type=_Tensor) for name, entry in entries.items()}
+            tensors = {name: _view(mapped, 8 + size, name, tensor) for name, tensor in found.items()}
+            if sum(tensor.nbytes for tensor in tensors.values()) > len(mapped):
+                raise ValueError("tensors overlap")
+            if gives_huge_pages():
+                starts = {name: 8 + size + found[name].data_offsets[0] for name in filter(huge, found)}
+                tensors |= _copied(file, {name: tensors[name] for name in starts}, starts)
+    except OSError as error:
         raise ModelError(f"cannot be read: {error}", where=str(path), remedy="export the model again") from error
-    try:
-        size = int.from_bytes(mapped[:8], "little")
-        if not 2 <= size <= min(LONGEST_HEADER, len(mapped) - 8):
-            raise ValueError(f"a header of {size} bytes in a file of {len(mapped)}")
-        entries = msgspec.json.decode(mapped[8 : 8 + size], type=dict[str, msgspec.Raw])
-        metadata = msgspec.json.decode(entries.pop("__metadata__", msgspec.Raw(b"{}")), type=dict[str, str])
-        found = {name: msgspec.json.decode(entry, type=_Tensor) for name, entry in entries.items()}
-        tensors = {name: _view(mapped, 8 + size, name, tensor) for name, tensor in found.items()}
     except (ValueError, msgspec.DecodeError) as error:
         problem = f"not a safetensors file: {error}"
         raise ModelError(problem, where=str(path), remedy="export the model again") from error
     return Container(tensors, metadata)
+
+
+def gives_huge_pages() -> bool:
+    """Whether the kernel gives memory in huge pages to who asks for it."""
+    try:
+        return "[never]" not in HUGE_PAGES.read_text()
+    except OSError:
+        return False
+
+
+def _copied(
+    file: BufferedReader, tensors: Mapping[str, np.ndarray], starts: Mapping[str, int]
+) -> dict[str, np.ndarray]:
+    """The same tensors in huge pages; starts: where each begins in the file, from which they are read, since reading
+    the mapping would hold its pages too.
+    """
+    lengths = {name: -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for name, tensor in tensors.items()}
+    memory = mmap.mmap(-1, max(1, sum(lengths.values())), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    copied, at = {}, 0
+    for name, tensor in tensors.items():
+        file.seek(starts[name])
+        if file.readinto(memoryview(memory)[at : at + tensor.nbytes]) != tensor.nbytes:
+            raise ValueError(f"{name}: the file ends within it")
+        copied[name] = np.frombuffer(memory, tensor.dtype, tensor.size, at).reshape(tensor.shape)
+        copied[name].flags.writeable = False
+        at += lengths[name]
+    return copied
 
 
 def _view(mapped: mmap.mmap, start: int, name: str, tensor: _Tensor) -> np.ndarray:

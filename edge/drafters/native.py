@@ -18,6 +18,7 @@ from native import board
 from protocol.errors import ModelError
 
 PANEL = 16
+BY_ROWS = ("embedding", "cos", "sin")  # tensors of which a pass reads a few rows, not all
 ZERO_STEPS = 16  # of a level of four bits, into which its zero point may fall
 
 
@@ -74,16 +75,22 @@ class NativeDrafter(CachedDrafter):
 
     @classmethod
     def load(
-        cls, directory: str | Path, threads: int = 1, context: int | None = None, *, verify: bool = False
+        cls,
+        directory: str | Path,
+        threads: int = 1,
+        context: int | None = None,
+        *,
+        verify: bool = False,
+        huge_pages: bool = True,
     ) -> NativeDrafter:
-        """Map a model directory. context, verify: as `edge.drafters.runtimes.load` takes them.
+        """Map a model directory. context, verify, huge_pages: as `edge.drafters.runtimes.load` takes them.
 
         Raises ModelError for a file that is missing, corrupt or not the manifest's, NativeError without the library.
         """
         directory = Path(directory)
         facts = manifest.read(directory, "drafter", verify=verify)
         path = directory / facts.weights_files[0]
-        forward = NativeForward(path, threads, min(context or DEFAULT_CONTEXT, facts.context))
+        forward = NativeForward(path, threads, min(context or DEFAULT_CONTEXT, facts.context), huge_pages=huge_pages)
         if forward.shape.vocab < facts.vocab_size:
             raise ModelError(
                 f"{forward.shape.vocab} ids where the tokenizer has {facts.vocab_size}",
@@ -96,9 +103,9 @@ class NativeDrafter(CachedDrafter):
 class NativeForward:
     """A `Forward` over the C decoder. Raises ModelError for a file that it cannot take."""
 
-    def __init__(self, path: Path, threads: int, capacity: int) -> None:
+    def __init__(self, path: Path, threads: int, capacity: int, *, huge_pages: bool) -> None:
         self._ffi, self._lib = board.load()
-        self._file = container.read(path)
+        self._file = container.read(path, huge=lambda name: huge_pages and not name.startswith(BY_ROWS))
         self._held: list[Any] = []  # what the C side points to
         try:
             self.shape = msgspec.convert(dict(self._file.metadata), Shape, strict=False)

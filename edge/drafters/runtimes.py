@@ -22,13 +22,15 @@ def load(
     providers: Sequence[str] = ("CPUExecutionProvider",),
     context: int | None = None,
     verify: bool = False,
+    huge_pages: bool = True,
     accelerator: Accelerator | None = None,
 ) -> CachedDrafter:
     """The drafter in a directory that `python -m tools.export drafter` wrote.
 
     kind: the runtime, `auto` for the one that it was exported for; providers: of ONNX Runtime; context: tokens that
     the cache holds, at most the model's own; by default 4096 or what the model takes; verify: check the weights against
-    the manifest's digest; accelerator: for what works on a GPU. An export for one may be run without, see `ON_CPU`.
+    the manifest's digest; huge_pages: whether `native` may copy the weights into such; accelerator: for what works on a
+    GPU. An export for one may be run without, see `ON_CPU`.
     Raises ModelError for a directory that cannot be used, ConfigError for another runtime's.
     """
     made_for = manifest.read(Path(directory), "drafter").runtime
@@ -48,7 +50,7 @@ def load(
         case "native":
             from edge.drafters.native import NativeDrafter
 
-            return NativeDrafter.load(directory, threads=threads, context=context, verify=verify)
+            return NativeDrafter.load(directory, threads, context, verify=verify, huge_pages=huge_pages)
         case "litert":
             from edge.drafters.litert import LitertDrafter
 

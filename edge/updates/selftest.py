@@ -95,7 +95,7 @@ def report_on(config: EdgeConfig) -> Report:
 
     Raises ModelError, and SelfTestError for logits that are not finite.
     """
-    drafter = load_model(config)
+    drafter = load_model(config, beside_service=True)
     if isinstance(drafter, SuffixDrafter):
         return Report(package_version(), drafter.info.tokenizer_digest)
     expected = manifest.read(config.drafter.model, "drafter").golden

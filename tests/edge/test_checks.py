@@ -164,7 +164,7 @@ def loads(
     monkeypatch: pytest.MonkeyPatch, drafter: ToyDrafter, made: Golden | None = None, runtime: str = "native"
 ) -> None:
     """The configuration's model is this one."""
-    monkeypatch.setattr(edge.checks, "load_model", lambda config: drafter)
+    monkeypatch.setattr(edge.checks, "load_model", lambda config, beside_service: drafter)
     monkeypatch.setattr(edge.checks, "load_text", lambda config: Words())
     facts = SimpleNamespace(golden=made, runtime=runtime)
     monkeypatch.setattr(edge.checks.manifest, "read", lambda directory, kind: facts)

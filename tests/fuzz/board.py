@@ -146,7 +146,7 @@ def opened(path: Path, threads: int) -> CachedDrafter:
         kind="drafter", name="fuzzed", architecture="llama", source={}, weights_digest="", tokenizer_digest="",
         vocab_size=SHAPE.vocab, context=CONTEXT, dtype="float32", stop_ids=(), chat_template="", runtime="native",
     )  # fmt: skip
-    return CachedDrafter(NativeForward(path, threads, CAPACITY), facts)
+    return CachedDrafter(NativeForward(path, threads, CAPACITY, huge_pages=True), facts)
 
 
 def _decoding(choices: Choices) -> None:

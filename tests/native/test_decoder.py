@@ -167,13 +167,14 @@ def header(change: Callable[[dict[str, Any]], None]) -> Callable[[bytes], bytes]
 @pytest.mark.parametrize(
     "damage, message",
     [
-        (lambda content: b"", "cannot be read"),
+        (lambda content: b"", "not a safetensors file: cannot mmap an empty file"),
         (lambda content: content[:5], "not a safetensors file"),
         (lambda content: (1 << 60).to_bytes(8, "little") + content[8:], "a header of 1152921504606846976 bytes"),
         (lambda content: content[:-100], r"bytes \d+ to \d+ are not"),
         (header(lambda entries: entries.pop("norm")), "'norm'"),
         (header(lambda entries: entries["norm"].update(dtype="F64")), "norm: F64"),
         (header(lambda entries: entries["norm"].update(data_offsets=[-64, 192])), "norm: bytes -64 to 192"),
+        (header(lambda entries: entries.update({f"head.{i}": entries["head.packed"] for i in range(99)})), "overlap"),
         (
             header(lambda entries: entries["__metadata__"].update(hidden="32")),
             r"norm is float32 \[64\], not float32 \[32\]",

@@ -7,9 +7,9 @@ from math import prod
 from pathlib import Path
 
 from edge.drafters import container, manifest
+from edge.drafters.native import BY_ROWS
 
 GATHERS = ("Gather", "GatherBlockQuantized")
-BY_ROWS = ("embedding", "cos", "sin")
 
 
 def of_export(directory: Path, context: int) -> int:
