@@ -168,24 +168,32 @@ def texts(source: sources.Source, tmp_path: Path) -> Path:
     return tmp_path / "corpus.jsonl"
 
 
-def test_the_benchmark_s_record(model: Path, export: Path, texts: Path, tmp_path: Path):
+def test_the_benchmark_s_record(model: Path, source: sources.Source, export: Path, texts: Path, tmp_path: Path):
+    write.write_drafter(
+        source, tmp_path / "cut", Options(accuracy_level=1), head_ids=np.arange(0, 300, 2, dtype=np.int32)
+    )
     (tmp_path / "plain.txt").write_text("the cat sat on the hat, and one two three 456")
     result = CliRunner().invoke(
         fidelity.main,
         ["--model", str(model), "--corpus", str(texts), "--text", str(tmp_path / "plain.txt"), "--scheme", "W4A16",
-         "--scheme", "W4A4", "--export", f"board={export}", "--shortlist", "300", "--threads", "1",
+         "--scheme", "W4A4", "--export", f"board={export}", "--export",
+         f"cut={tmp_path / 'cut'}", "--shortlist", "300", "--threads", "1",
          "--picture", str(tmp_path / "picture.svg"), "--keep", str(tmp_path / "kept")],
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)
     assert record["texts"] == 2 and record["positions"] == 48  # held out, not calibration's
     rows = {row["name"]: row for row in record["rows"]}
-    assert list(rows) == ["16-bit", "W4A16", "W4A4", "board", "16-bit, 300 ids"]
+    assert list(rows) == ["16-bit", "W4A16", "W4A4", "board", "cut", "16-bit, 300 ids"]
     assert rows["16-bit"]["acceptance"] == 1.0
     assert rows["16-bit"]["tokens_a_round"]["4"] == {"measured": 5.0, "formula": 5.0}
     assert rows["16-bit"]["acceptance_points"] == {"difference": 0.0, "bound_95": 0.0}
     assert rows["board"]["acceptance"] == rows["W4A16"]["acceptance"]  # float32 activations: the same products
     assert rows["board"]["perplexity"]["value"] == pytest.approx(rows["W4A16"]["perplexity"]["value"], rel=1e-3)
+    (between,) = record["exports"]
+    assert (between["name"], between["over"]) == ("cut", "board") and between["bound_95"] > 0
+    difference = 100 * (rows["cut"]["acceptance"] - rows["board"]["acceptance"])
+    assert between["difference"] == pytest.approx(difference, abs=0.02) and difference < 0
     assert rows["W4A4"]["perplexity"]["percent"] > rows["W4A16"]["perplexity"]["percent"] > 0
     points = rows["W4A4"]["acceptance_points"]["difference"]
     assert points == pytest.approx(100 * (rows["W4A4"]["acceptance"] - 1), abs=0.01)

@@ -244,18 +244,18 @@ def _cpu(pid: int, seconds: float) -> dict[str, object]:
 
 
 def growth(drafter: Path, *, threads: int, tokens: int) -> dict[str, object]:
-    """Texts of TEXT_TOKENS one after the other until there are so many tokens: MiB of the process after each, and, in
-    another process that counts them, Python's objects and what they hold.
+    """Texts of TEXT_TOKENS one after the other until there are so many tokens: MiB of the process after each, all and
+    what it does not map from files, and, in another process that counts them, Python's objects and what they hold.
     """
     num_texts = -(-tokens // TEXT_TOKENS)
-    rss: list[float] = []
+    memory: list[dict[str, float]] = []
     held: list[dict[str, int]] = []
     with fleet(drafter, "--step-s", "0.02", "--wrong-every", "6") as (stage, _):
         with BoardProcess(stage.folder, stage.broker(), drafter, threads=threads, patience_s=0.0) as board:
             board.wait_listening()
             for _ in range(num_texts):
                 board.ask(TEXT_TOKENS).read()
-                rss.append(memory_mib(board.pid)["rss"])
+                memory.append(memory_mib(board.pid))
         watched = ("-m", "tools.bench.watched_edge")
         with BoardProcess(
             stage.folder, stage.broker(), drafter, threads=threads, patience_s=0.0, module=watched
@@ -265,13 +265,16 @@ def growth(drafter: Path, *, threads: int, tokens: int) -> dict[str, object]:
                 board.ask(TEXT_TOKENS).read()
                 held.append(board.count())
     half = num_texts // 2
+    rss, anonymous = ([each[name] for each in memory] for name in ("rss", "anonymous"))
     return {
         "tokens": num_texts * TEXT_TOKENS,
         "rss_mib": rss,
+        "anonymous_mib": anonymous,
         "objects": [each["objects"] for each in held],
         "python_kib": [each["kib"] for each in held],
         "second_half": {
             "rss_mib": round(rss[-1] - rss[half], 1),
+            "anonymous_mib": round(anonymous[-1] - anonymous[half], 1),
             "objects": held[-1]["objects"] - held[half]["objects"],
             "python_kib": held[-1]["kib"] - held[half]["kib"],
         },
@@ -329,7 +332,8 @@ def _table(record: dict[str, Any]) -> Table:
             table.add_row(f"{name.replace('_', ' ')}, % of a core", str(waiting[name]["percent"]), bar)
     if growth := record.get("growth"):
         grown = growth["second_half"]
-        table.add_row(f"growth, second half of {growth['tokens']} tokens, MiB", str(grown["rss_mib"]), "0")
+        table.add_row(f"growth, second half of {growth['tokens']} tokens, MiB", str(grown["rss_mib"]), "")
+        table.add_row("of that not mapped from files", str(grown["anonymous_mib"]), "0")
         table.add_row("Python objects", str(grown["objects"]), "0")
     return table
 

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from edge.drafters import manifest
+from edge.drafters.container import gives_huge_pages
 from protocol.errors import OutriderError
 from protocol.sampling import Sampling
 from tools.bench.bandwidth import Stream
@@ -179,6 +180,8 @@ def gguf_of(pair: str, given: Path | None) -> Path | None:
     except OutriderError as error:
         click.echo(f"without llama.cpp: {error}", err=True)
         return None
+    if gives_huge_pages() and not llama.has_huge_pages():
+        click.echo(f"llama.cpp is without huge pages here: start with GLIBC_TUNABLES={llama.HUGE_PAGES}", err=True)
     if given is not None:
         return given
     source = fetch(PAIRS[pair].drafter)

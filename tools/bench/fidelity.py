@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 
 import click
@@ -145,7 +146,8 @@ def main(
     """Acceptance and perplexity by quantisation, on texts that calibration never saw: one JSON record.
 
     Everything is compared with the same drafter in 16 bits at the same positions, with the 95 % bound of the paired
-    difference. "W4A16" and the like are simulated; --export adds what a board really computes.
+    difference. "W4A16" and the like are simulated; --export adds what a board really computes, and each is compared
+    with the ones before it too.
     """
     given.check(pair, model)
     torch.set_num_threads(threads)
@@ -180,8 +182,14 @@ def main(
         "plain_positions": sum(len(one.text) for one in plain),
         "group": group,
         "rows": [row.figures(base) for row in rows],
+        "exports": [
+            {"name": later.name, "over": earlier.name, **_points(paired(_hits(later), _hits(earlier)))}
+            for earlier, later in combinations(exported.values(), 2)
+        ],
     }
     console.print(_table(record))
+    for points in record["exports"]:
+        console.print(f"{points['name']} over {points['over']}: {_interval(points)} points", highlight=False)
     if picture:
         fidelity_picture.draw(record, picture)
     click.echo(json.dumps(record))
@@ -264,7 +272,7 @@ def _table(record: dict) -> Table:
         cells = [
             f"{row['name']} ({row['compute']})",
             f"{row['acceptance']:.3f}",
-            f"{points['difference']:+.2f} ± {points['bound_95']:.2f}",
+            _interval(points),
             _percent(row["perplexity"]),
             *(f"{rounds[str(draft)]['measured']:.2f}" for draft in DRAFTS),
         ]
@@ -272,6 +280,10 @@ def _table(record: dict) -> Table:
             cells.append(_percent(row["plain_perplexity"]))
         table.add_row(*cells)
     return table
+
+
+def _interval(points: dict) -> str:
+    return f"{points['difference']:+.2f} ± {points['bound_95']:.2f}"
 
 
 def _percent(ratio: dict | None) -> str:

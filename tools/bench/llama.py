@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ INSTALL = (
 )
 SLOTS = 4 * CONTEXT
 TRIALS = 5
-
+HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
 _kept: list[object] = []
 
@@ -40,6 +41,11 @@ def library() -> Any:
     llama_cpp.llama_log_set(quiet, None)
     _kept.append(quiet)  # the library knows its address alone
     return llama_cpp
+
+
+def has_huge_pages() -> bool:
+    """Whether its memory, which is the C library's, may lie in huge pages: a process is told so before it starts."""
+    return HUGE_PAGES in os.environ.get("GLIBC_TUNABLES", "")
 
 
 def quantise(source: Path, out: Path, threads: int = 2) -> Path:
@@ -110,7 +116,7 @@ class Llama:
         self.about: dict[str, object] = {
             "model": about.value.decode(),
             "runtime": f"llama-cpp-python {lib.__version__}",
-            "setting": asdict(setting),
+            "setting": {**asdict(setting), "huge_pages": has_huge_pages()},
             "system": lib.llama_print_system_info().decode(),
         }
         self.read_bytes = reads.of_gguf(path)

@@ -11,7 +11,8 @@ MIB = 1 << 20
 
 def memory_mib(pid: int) -> dict[str, float]:
     """MiB now: rss, all of its pages that are in memory; pss, the same with shared pages shared out among their
-    processes; private, what would be free without it; huge, those of them in huge pages; and peak_rss.
+    processes; private, what would be free without it; anonymous, what is not mapped from a file;
+    huge, those of them in huge pages; and peak_rss.
     """
     found = _kib(Path(f"/proc/{pid}/smaps_rollup"))
     peak = _kib(Path(f"/proc/{pid}/status"))["VmHWM"]
@@ -19,6 +20,7 @@ def memory_mib(pid: int) -> dict[str, float]:
         "rss": found["Rss"],
         "pss": found["Pss"],
         "private": found["Private_Clean"] + found["Private_Dirty"],
+        "anonymous": found["Anonymous"],
         "huge": found["AnonHugePages"],
         "peak_rss": peak,
     }
