@@ -66,16 +66,18 @@ class Wire:
         """(topic, payload, arrived at, by the monotonic clock) of what has come. Raises LinkError when the broker has
         ended the connection.
         """
-        at = time.monotonic()
+        at = 0.0
         with suppress(BlockingIOError):
             data, notes, _, _ = self._sock.recvmsg(READ_BYTES, socket.CMSG_SPACE(TIMESPEC.size))
             if not data:
                 raise LinkError("the broker ended the connection", where=self.name)
             self._unread += data
+            age_s = 0.0
             for _, kind, note in notes:
                 if kind == SO_TIMESTAMPNS:
                     seconds, nanoseconds = TIMESPEC.unpack(note)
-                    at -= time.time() - seconds - nanoseconds / 1e9
+                    age_s = time.time() - seconds - nanoseconds / 1e9
+            at = time.monotonic() - age_s  # at once: a busy machine may stop this process between any two clocks
         for kind, body in self._packets():
             if kind & 0xF0 == PUBLISH:
                 length = int.from_bytes(body[:2], "big")
