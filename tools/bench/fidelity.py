@@ -188,8 +188,6 @@ def main(
         ],
     }
     console.print(_table(record))
-    for points in record["exports"]:
-        console.print(f"{points['name']} over {points['over']}: {_interval(points)} points", highlight=False)
     if picture:
         fidelity_picture.draw(record, picture)
     click.echo(json.dumps(record))
@@ -279,6 +277,8 @@ def _table(record: dict) -> Table:
         if record["plain_positions"]:
             cells.append(_percent(row["plain_perplexity"]))
         table.add_row(*cells)
+    for pair in record["exports"]:
+        table.add_row(f"{pair['name']} over {pair['over']}", "", _interval(pair))
     return table
 
 
