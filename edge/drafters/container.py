@@ -55,8 +55,8 @@ def read(path: Path, *, huge: Callable[[str], bool] = lambda name: False) -> Con
             tensors = {name: _view(mapped, 8 + size, name, tensor) for name, tensor in found.items()}
             if sum(tensor.nbytes for tensor in tensors.values()) > len(mapped):
                 raise ValueError("tensors overlap")
-            if gives_huge_pages():
-                starts = {name: 8 + size + found[name].data_offsets[0] for name in filter(huge, found)}
+            starts = {name: 8 + size + found[name].data_offsets[0] for name in filter(huge, found)}
+            if starts and gives_huge_pages():
                 tensors |= _copied(file, {name: tensors[name] for name in starts}, starts)
     except OSError as error:
         raise ModelError(f"cannot be read: {error}", where=str(path), remedy="export the model again") from error
@@ -81,15 +81,15 @@ def _copied(
     the mapping would hold its pages too.
     """
     lengths = {name: -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for name, tensor in tensors.items()}
-    memory = mmap.mmap(-1, max(1, sum(lengths.values())), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, sum(lengths.values()), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
+    room = memoryview(memory)
     copied, at = {}, 0
     for name, tensor in tensors.items():
         file.seek(starts[name])
-        if file.readinto(memoryview(memory)[at : at + tensor.nbytes]) != tensor.nbytes:
+        if file.readinto(room[at : at + tensor.nbytes]) != tensor.nbytes:
             raise ValueError(f"{name}: the file ends within it")
-        copied[name] = np.frombuffer(memory, tensor.dtype, tensor.size, at).reshape(tensor.shape)
-        copied[name].flags.writeable = False
+        copied[name] = np.frombuffer(room.toreadonly(), tensor.dtype, tensor.size, at).reshape(tensor.shape)
         at += lengths[name]
     return copied
 
